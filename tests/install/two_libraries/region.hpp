@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+/// What each library exports: checkpoints a block of its own that calls `inner` in its middle.
+using Region = void (*)(const at::Tensor& input, const at::Tensor& weight,
+                        const std::function<at::Tensor(at::Tensor)>& inner, bool is_checkpointed,
+                        at::Tensor& result);
