@@ -79,7 +79,8 @@ class REMAT_VISIBLE Error {
 
 namespace detail {
 
-/// Joins a standard exception type and `Error`; both texts are slices of `what()`, so copies cannot throw.
+/// Joins a standard exception type and `Error`; both texts are slices of `what()`, so copies cannot
+/// throw.
 template <class Standard>
 class REMAT_VISIBLE CodedError : public Standard, public Error {
  public:
@@ -112,7 +113,8 @@ class REMAT_VISIBLE RecomputeError : public detail::CodedError<std::runtime_erro
   using CodedError::CodedError;
 };
 
-/// Reports that the process does not offer what is asked for: an engine that cannot be installed, a device.
+/// Reports that the process does not offer what is asked for: an engine that cannot be installed, a
+/// device.
 class REMAT_VISIBLE EnvironmentError : public detail::CodedError<std::runtime_error> {
  public:
   using CodedError::CodedError;

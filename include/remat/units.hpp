@@ -22,7 +22,9 @@ struct Bytes {
   friend constexpr Bytes operator+(Bytes left, Bytes right) { return left += right; }
   friend constexpr Bytes operator-(Bytes left, Bytes right) { return left -= right; }
   friend constexpr Bytes operator-(Bytes bytes) { return {-bytes.count}; }
-  friend constexpr Bytes operator*(Bytes bytes, std::int64_t factor) { return {bytes.count * factor}; }
+  friend constexpr Bytes operator*(Bytes bytes, std::int64_t factor) {
+    return {bytes.count * factor};
+  }
   friend constexpr Bytes operator*(std::int64_t factor, Bytes bytes) { return bytes * factor; }
 
   /// Returns the number of mebibytes, for a table or a ratio.
@@ -40,7 +42,9 @@ inline std::string to_string(Bytes bytes) {
   return text.data();
 }
 
-inline std::ostream& operator<<(std::ostream& stream, Bytes bytes) { return stream << to_string(bytes); }
+inline std::ostream& operator<<(std::ostream& stream, Bytes bytes) {
+  return stream << to_string(bytes);
+}
 
 /// Counts milliseconds.
 struct Milliseconds {
@@ -49,7 +53,9 @@ struct Milliseconds {
   friend constexpr auto operator<=>(const Milliseconds&, const Milliseconds&) = default;
 
   constexpr Milliseconds& operator+=(Milliseconds other) { return count += other.count, *this; }
-  friend constexpr Milliseconds operator+(Milliseconds left, Milliseconds right) { return left += right; }
+  friend constexpr Milliseconds operator+(Milliseconds left, Milliseconds right) {
+    return left += right;
+  }
 };
 
 /// Writes milliseconds with one decimal: "12.3 ms".
@@ -59,11 +65,15 @@ inline std::string to_string(Milliseconds time) {
   return text.data();
 }
 
-inline std::ostream& operator<<(std::ostream& stream, Milliseconds time) { return stream << to_string(time); }
+inline std::ostream& operator<<(std::ostream& stream, Milliseconds time) {
+  return stream << to_string(time);
+}
 
 namespace literals {
 
-constexpr Bytes operator""_B(unsigned long long count) { return {static_cast<std::int64_t>(count)}; }
+constexpr Bytes operator""_B(unsigned long long count) {
+  return {static_cast<std::int64_t>(count)};
+}
 constexpr Bytes operator""_KiB(unsigned long long count) { return operator""_B(count << 10); }
 constexpr Bytes operator""_MiB(unsigned long long count) { return operator""_B(count << 20); }
 constexpr Bytes operator""_GiB(unsigned long long count) { return operator""_B(count << 30); }

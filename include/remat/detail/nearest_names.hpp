@@ -26,7 +26,8 @@ inline std::size_t edit_distance(std::string_view left, std::string_view right) 
 }
 
 /// Returns the `count` candidates that are spelled most like `name`, nearest first.
-inline std::vector<std::string> nearest_names(std::string_view name, std::vector<std::string> candidates,
+inline std::vector<std::string> nearest_names(std::string_view name,
+                                              std::vector<std::string> candidates,
                                               std::size_t count = 3) {
   std::stable_sort(candidates.begin(), candidates.end(), [&](const auto& left, const auto& right) {
     return edit_distance(name, left) < edit_distance(name, right);

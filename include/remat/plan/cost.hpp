@@ -20,8 +20,10 @@ struct UnitCost {
 /// What a rule is told about a chain.
 struct Chain {
   std::size_t unit_count = 0;
-  std::vector<UnitCost> unit_costs;      ///< one per unit; empty before the first forward has measured them
-  std::vector<std::size_t> stage_sizes;  ///< units per stage, their sum is `unit_count`; empty: one stage
+  std::vector<UnitCost>
+      unit_costs;  ///< one per unit; empty before the first forward has measured them
+  std::vector<std::size_t>
+      stage_sizes;  ///< units per stage, their sum is `unit_count`; empty: one stage
 
   /// Returns a chain of which only the number of units is known.
   static Chain of(std::size_t unit_count) { return {unit_count, {}, {}}; }

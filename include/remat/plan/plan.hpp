@@ -27,7 +27,8 @@ struct Segment {
 /// Says how the units of a chain are grouped into segments, and which of them are checkpointed.
 ///
 /// A value: it prints, for example as `[0,1) checkpoint | [1,8) plain`, and compares. The segments
-/// follow each other without a gap, from unit 0 on, and none is empty; a plan for no units has none.
+/// follow each other without a gap, from unit 0 on, and none is empty; a plan for no units has
+/// none.
 class Plan {
  public:
   Plan() = default;
@@ -40,8 +41,9 @@ class Plan {
       require(segment.first == expected && segment.last > segment.first, [&] {
         return ErrorMessage("remat.plan.segments")
             .where("remat::Plan")
-            .what("segment " + std::to_string(index) + " is " + range(segment) + " where one that begins at unit " +
-                  std::to_string(expected) + " and has at least one unit was expected")
+            .what("segment " + std::to_string(index) + " is " + range(segment) +
+                  " where one that begins at unit " + std::to_string(expected) +
+                  " and has at least one unit was expected")
             .cure("Give segments that follow each other without a gap, the first from unit 0");
       });
       expected = segment.last;
@@ -114,10 +116,13 @@ class Plan {
   friend std::string to_string(const Plan& plan) {
     std::string text;
     for (const Segment& segment : plan.segments_)
-      text += (text.empty() ? "" : " | ") + range(segment) + (segment.is_checkpointed ? " checkpoint" : " plain");
+      text += (text.empty() ? "" : " | ") + range(segment) +
+              (segment.is_checkpointed ? " checkpoint" : " plain");
     return text.empty() ? "no units" : text;
   }
-  friend std::ostream& operator<<(std::ostream& stream, const Plan& plan) { return stream << to_string(plan); }
+  friend std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
+    return stream << to_string(plan);
+  }
 
  private:
   static std::string range(const Segment& segment) {

@@ -21,8 +21,8 @@ struct Sentence {
   }
 };
 
-/// Carries its reason into the compiler's message: where the condition is false, GCC and Clang print
-/// the arguments, and so the sentence, word for word.
+/// Carries its reason into the compiler's message: where the condition is false, GCC and Clang
+/// print the arguments, and so the sentence, word for word.
 template <bool condition, Sentence sentence>
 concept Holds = condition;
 
@@ -31,22 +31,24 @@ inline constexpr bool maps_chain_to_plan = requires(const Candidate& rule, const
   { rule(chain) } -> std::same_as<Plan>;
 };
 template <class Candidate>
-inline constexpr bool maps_plan_to_plan = requires(const Candidate& pattern, const Plan& plan, const Chain& chain) {
-  { pattern(plan, chain) } -> std::same_as<Plan>;
-};
+inline constexpr bool maps_plan_to_plan =
+    requires(const Candidate& pattern, const Plan& plan, const Chain& chain) {
+      { pattern(plan, chain) } -> std::same_as<Plan>;
+    };
 template <class Candidate>
 inline constexpr bool names_default_rule = requires { typename Candidate::DefaultRule; };
 template <class Candidate>
-inline constexpr bool answers_keep = requires(const Candidate& keep, const keep::Operation& operation, Bytes result) {
-  { keep(operation, result) } -> std::convertible_to<bool>;
-};
+inline constexpr bool answers_keep =
+    requires(const Candidate& keep, const keep::Operation& operation, Bytes result) {
+      { keep(operation, result) } -> std::convertible_to<bool>;
+    };
 
 }  // namespace detail
 
 /// Groups the units of a chain into segments.
 ///
-/// The smallest rule is a struct with one member, `remat::Plan operator()(const remat::Chain&) const`.
-/// `Chain::unit_costs` is empty until a first forward has measured the units.
+/// The smallest rule is a struct with one member, `remat::Plan operator()(const remat::Chain&)
+/// const`. `Chain::unit_costs` is empty until a first forward has measured the units.
 template <class Candidate>
 concept Rule =
     detail::Holds<std::default_initializable<Candidate>, "a rule needs a default constructor"> &&
@@ -56,20 +58,23 @@ concept Rule =
 /// Says which segments of a rule's plan may be dropped.
 ///
 /// The smallest pattern has a `DefaultRule` and a member
-/// `remat::Plan operator()(const remat::Plan&, const remat::Chain&) const`, which returns the plan to use.
+/// `remat::Plan operator()(const remat::Plan&, const remat::Chain&) const`, which returns the plan
+/// to use.
 template <class Candidate>
 concept Pattern =
     detail::Holds<std::default_initializable<Candidate>, "a pattern needs a default constructor"> &&
-    detail::Holds<detail::names_default_rule<Candidate>, "a pattern needs a member type DefaultRule"> &&
-    detail::Holds<
-        detail::maps_plan_to_plan<Candidate>,
-        "a pattern needs a member remat::Plan operator()(const remat::Plan&, const remat::Chain&) const">;
+    detail::Holds<detail::names_default_rule<Candidate>,
+                  "a pattern needs a member type DefaultRule"> &&
+    detail::Holds<detail::maps_plan_to_plan<Candidate>,
+                  "a pattern needs a member remat::Plan operator()(const remat::Plan&, const "
+                  "remat::Chain&) const">;
 
 /// Decides for each result inside a region whether it stays.
 template <class Candidate>
 concept KeepPolicy =
     detail::Holds<std::copy_constructible<Candidate>, "a keep policy needs a copy constructor"> &&
     detail::Holds<detail::answers_keep<Candidate>,
-                  "a keep policy needs a member bool operator()(const remat::keep::Operation&, remat::Bytes) const">;
+                  "a keep policy needs a member bool operator()(const remat::keep::Operation&, "
+                  "remat::Bytes) const">;
 
 }  // namespace remat

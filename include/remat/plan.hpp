@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "remat/plan/balance.hpp"
+#include "remat/plan/cost.hpp"
+#include "remat/plan/plan.hpp"
+#include "remat/plan/simulate.hpp"
