@@ -78,13 +78,25 @@ if torch.version.cuda is None or shutil.which("nvcc"):
 END
 }
 
+# torch_config_dir PREFIX: prints the folder of TorchConfig.cmake below PREFIX, if there is one.
+torch_config_dir() {
+  local file
+  for file in "$1"/share/cmake/Torch/TorchConfig.cmake "$1"/lib/cmake/Torch/TorchConfig.cmake \
+    "$1"/lib/*/cmake/Torch/TorchConfig.cmake; do
+    if [ -e "$file" ]; then
+      dirname "$file"
+      return
+    fi
+  done
+}
+
 # torch_in PREFIX: prints the version of the LibTorch below PREFIX, if there is one.
 torch_in() {
-  local header="$1/include/torch/version.h"
-  [ -e "$1/share/cmake/Torch/TorchConfig.cmake" ] ||
-    compgen -G "$1/lib/*/cmake/Torch/TorchConfig.cmake" >/dev/null || return 0
-  [ -e "$header" ] || header="$1/include/torch/csrc/api/include/torch/version.h"
-  sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\|PATCH\) \([0-9]*\).*/\2/p' "$header" | paste -sd .
+  local config_dir
+  config_dir="$(torch_config_dir "$1")"
+  if [ -n "$config_dir" ]; then
+    sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$config_dir/TorchConfigVersion.cmake"
+  fi
 }
 
 pip_torch() {
@@ -149,12 +161,4 @@ configure() {
   (cd "$root" && cmake --preset "$preset" -B "$build_dir" "${launcher[@]}" \
     -D "CMAKE_PREFIX_PATH=$LIBTORCH_PREFIX" \
     -D "Torch_DIR=$(torch_config_dir "$LIBTORCH_PREFIX")" "$@")
-}
-
-torch_config_dir() {
-  if [ -e "$1/share/cmake/Torch/TorchConfig.cmake" ]; then
-    printf '%s/share/cmake/Torch' "$1"
-  else
-    dirname "$(compgen -G "$1/lib/*/cmake/Torch/TorchConfig.cmake" | head -n 1)"
-  fi
 }
