@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "remat/engine/process.hpp"
+#include "remat/errors.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace remat::detail {
+
+/// Runs the operations that one dropped value needs, and nothing else.
+///
+/// A slice is a transaction. What it computes lives in its own table and moves to the tape only after the last operation has
+/// succeeded, so that an exception (memory exhausted, a parameter that was changed) leaves the tape as it was.
+///
+/// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is neither R nor around R, that run
+/// is temporary: of its results only those stay that leave the region, for the region's own backward part comes later and will run
+/// it again. So a chain of chains costs one more run per level and the memory of one inner segment.
+class Slice {
+ public:
+  Slice(Tape& tape, ValueId target, RegionId for_region) : tape_(tape), target_(target), for_region_(for_region) {}
+
+  c10::Storage run(bool lends) {
+    collect();
+    {
+      c10::impl::ExcludeDispatchKeyGuard below(keys_above_recompute());
+      // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and only operations
+      // that ran with it on are recorded. No graph arises: autograd's keys are excluded.
+      at::AutoGradMode as_recorded(true);
+      for (const OperationId id : order_) run_operation(tape_.operations[static_cast<std::size_t>(id)]);
+    }
+    process_state().recomputed += static_cast<std::int64_t>(order_.size());
+    return commit(lends);
+  }
+
+ private:
+  struct Made {
+    c10::Storage storage;
+    std::int32_t readers = 0;          // operations of this slice that still have to read it
+    std::int32_t resting_readers = 0;  // those that will not need it again: a temporary run's readers will
+    bool stays = false;
+  };
+
+  Value& value(ValueId id) { return tape_.values[static_cast<std::size_t>(id)]; }
+
+  void collect() {
+    std::vector<ValueId> todo{target_};
+    ska::flat_hash_map<OperationId, bool> seen;
+    while (!todo.empty()) {
+      const ValueId id = todo.back();
+      todo.pop_back();
+      if (is_available(id)) continue;
+      const OperationId producer = value(id).producer;
+      if (producer == none) throw lost(id);
+      if (!seen.emplace(producer, true).second) continue;
+      order_.push_back(producer);
+      const Operation& operation = tape_.operations[static_cast<std::size_t>(producer)];
+      for (std::size_t i = 0; i < operation.use_count; ++i) {
+        const Use& use = tape_.uses[operation.first_use + i];
+        if (use.needs_content) todo.push_back(use.value);
+      }
+    }
+    std::sort(order_.begin(), order_.end());  // recorded order is a topological one
+
+    for (const OperationId id : order_) {
+      const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
+      const bool is_lasting = tape_.common_ancestor(operation.region, for_region_) == operation.region;
+      for (std::size_t i = 0; i < operation.use_count; ++i) {
+        const Use& use = tape_.uses[operation.first_use + i];
+        if (!use.needs_content || is_available(use.value)) continue;
+        Made& made = made_[use.value];
+        ++made.readers;
+        made.resting_readers += is_lasting;
+      }
+    }
+    for (const OperationId id : order_) {
+      const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
+      for (std::size_t i = 0; i < operation.result_count; ++i) plan_stay(operation, tape_.results[operation.first_result + i].value);
+    }
+    made_[target_].stays = true;
+  }
+
+  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner part of a temporary run.
+  void plan_stay(const Operation& operation, ValueId id) {
+    const Value& made = value(id);
+    if (made.need == 0 || is_available(id)) return;
+    const int shared_depth = tape_.depth(tape_.common_ancestor(operation.region, for_region_));
+    if (tape_.depth(made.scope) > shared_depth && made.kept_from_depth > shared_depth + 1) return;
+    const auto found = made_.find(id);
+    if (found == made_.end() || made.need > found->second.resting_readers) made_[id].stays = true;
+  }
+
+  bool is_available(ValueId id) {
+    Value& there = value(id);
+    if (there.lent) return true;
+    if (!there.held) return false;
+    return !there.is_revocable || is_unchanged(id);
+  }
+
+  bool is_unchanged(ValueId id) {
+    const auto found = tape_.revocable.find(id);
+    return found != tape_.revocable.end() && found->second.is_unchanged();
+  }
+
+  /// The bytes that a use reads, and a private copy of them if the operation writes there.
+  c10::Storage content_for(const Operation& operation, const Use& use) {
+    if (!use.needs_content) return use.is_written ? uninitialised_storage(value(use.value).nbytes, use.device) : empty_storage(use.device);
+    const auto found = made_.find(use.value);
+    if (found != made_.end() && found->second.storage) {
+      Made& made = found->second;
+      const bool is_last = --made.readers == 0 && !made.stays;
+      c10::Storage content = is_last ? std::move(made.storage) : made.storage;
+      if (is_last) made.storage = c10::Storage();
+      return use.is_written && content.use_count() > 1 ? copy_of(content) : content;
+    }
+    const Value& there = value(use.value);
+    if (!there.lent && there.is_shared && !there.is_revocable) check_unchanged(operation, use);
+    const c10::Storage& content = there.lent ? there.lent : there.held;
+    return use.is_written ? copy_of(content) : content;
+  }
+
+  void skip_read(ValueId id) {
+    const auto found = made_.find(id);
+    if (found != made_.end() && found->second.storage && --found->second.readers == 0 && !found->second.stays)
+      found->second.storage = c10::Storage();
+  }
+
+  static c10::Storage empty_storage(c10::Device device) { return uninitialised_storage(0, device); }
+
+  void check_unchanged(const Operation& operation, const Use& use) {
+    const Value& there = value(use.value);
+    const std::uint32_t now = use.version.now();
+    if (use.version.is_unchanged() && has_same_digest(there, there.held)) return;
+    ErrorMessage message("remat.recompute.changed");
+    message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
+        .what("the tensor " + describe(use.geometry, use.device) + ", which " + operation.traits->name + " (argument " +
+              std::to_string(use.argument) + ") needs again, has been modified by an inplace operation: it was at version " +
+              std::to_string(use.version.number) + " in forward and is at version " + std::to_string(now) + " now" +
+              (use.version.is_unchanged() ? ", with another content" : ""))
+        .cause("something wrote into it between forward and backward, for example an optimizer step")
+        .cure("Step the optimizer after backward, give the region a clone, or exempt the layer with remat::plain");
+    throw RecomputeError(message);
+  }
+
+  void run_operation(Operation& operation) {
+    Stack stack;
+    stack.reserve(operation.traits->argument_count);
+    for (std::size_t i = 0; i < operation.traits->argument_count; ++i)
+      stack.push_back(tape_.arguments[operation.first_argument + i]);
+
+    c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2> written;
+    for (std::size_t i = 0; i < operation.use_count; ++i) {
+      const Use& use = tape_.uses[operation.first_use + i];
+      if (use.is_written) written.emplace_back(static_cast<std::int32_t>(i), content_for(operation, use));
+    }
+    for (std::size_t i = 0; i < operation.use_count; ++i) {
+      const Use& use = tape_.uses[operation.first_use + i];
+      const c10::Storage* shared = nullptr;  // arguments that shared memory in forward share it again
+      for (const auto& [index, content] : written)
+        if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) shared = &content;
+      if (shared != nullptr && !use.is_written && use.needs_content) skip_read(use.value);
+      put(stack[use.argument], use.position, tensor_over(shared != nullptr ? *shared : content_for(operation, use), use.geometry));
+    }
+    {
+      RandomStateGuard random(operation.random ? *operation.random : RandomState{});
+      operation.handle.callBoxed(&stack);
+    }
+    for (std::size_t i = 0; i < operation.result_count; ++i) {
+      const Result& result = tape_.results[operation.first_result + i];
+      const auto found = made_.find(result.value);
+      if (found == made_.end() || (found->second.readers == 0 && !found->second.stays)) continue;
+      c10::Storage storage;
+      if (result.index != none) {
+        const c10::IValue& returned = stack[static_cast<std::size_t>(result.index)];
+        storage = result.position == none ? returned.toTensor().storage()
+                                          : returned.toTensorVector()[static_cast<std::size_t>(result.position)].storage();
+      } else {
+        for (auto& [use, content] : written)
+          if (use == result.use) storage = content;
+      }
+      check_same(operation, result.value, storage);
+      found->second.storage = std::move(storage);
+    }
+  }
+
+  static bool has_same_digest(const Value& value, const c10::Storage& storage) {
+    return !value.has_digest || value.digest == digest_of(storage, value.producer != none);
+  }
+
+  static void put(c10::IValue& argument, std::int16_t position, at::Tensor tensor) {
+    if (position == none) {
+      argument = std::move(tensor);
+    } else if (argument.isOptionalTensorList()) {
+      auto list = argument.to<c10::List<OptionalTensor>>().copy();
+      list.set(static_cast<std::size_t>(position), OptionalTensor(std::move(tensor)));
+      argument = list;
+    } else {
+      auto list = argument.toTensorList().copy();
+      list.set(static_cast<std::size_t>(position), std::move(tensor));
+      argument = list;
+    }
+  }
+
+  void check_same(const Operation& operation, ValueId id, const c10::Storage& storage) {
+    const Value& expected = value(id);
+    const bool has_size = static_cast<std::int64_t>(storage.nbytes()) == expected.nbytes;
+    if (has_size && has_same_digest(expected, storage)) return;
+    ErrorMessage message("remat.recompute.differs");
+    message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
+        .what(operation.traits->name + " gave " + (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +
+              " when it was recomputed, " + (has_size ? "digests differ" : "and " + std::to_string(expected.nbytes) + " in forward"))
+        .cause("the operation does not depend on its arguments alone, or its result was written through a raw pointer in forward")
+        .cure("Exempt the layer with remat::plain");
+    throw RecomputeError(message);
+  }
+
+  RecomputeError lost(ValueId id) {
+    ErrorMessage message("remat.recompute.lost");
+    message.where("checkpoint \"" + tape_.name_of(value(id).scope) + "\"")
+        .what("a content of " + std::to_string(value(id).nbytes) + " bytes that backward needs is gone")
+        .cause("a defect of remat")
+        .cure("Please report it; exempting the layer with remat::plain avoids it");
+    return RecomputeError(message);
+  }
+
+  c10::Storage commit(bool lends) {
+    c10::Storage wanted = made_[target_].storage;
+    for (auto& [id, made] : made_) {
+      if (!made.stays || !made.storage) continue;
+      if (lends) {
+        value(id).lent = std::move(made.storage);
+        tape_.lent.push_back(id);
+      } else {
+        value(id).is_recomputed = true;
+        tape_.set_held(id, std::move(made.storage));
+      }
+    }
+    return wanted;
+  }
+
+  Tape& tape_;
+  ValueId target_;
+  RegionId for_region_;
+  std::vector<OperationId> order_;
+  ska::flat_hash_map<ValueId, Made> made_;
+};
+
+/// Takes back what a backward pass that keeps its graph was lent; runs when that pass ends, however it ends.
+class LentUntil {
+ public:
+  explicit LentUntil(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
+  LentUntil(const LentUntil&) = delete;
+  LentUntil& operator=(const LentUntil&) = delete;
+  ~LentUntil() {
+    std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
+    take_back(*tape_);
+  }
+  static void take_back(Tape& tape) {
+    for (const ValueId id : tape.lent) tape.values[static_cast<std::size_t>(id)].lent = c10::Storage();
+    tape.lent.clear();
+  }
+
+ private:
+  std::shared_ptr<Tape> tape_;
+};
+
+/// The content of a value for a saved tensor of `region`; recomputes it if it was dropped. The tape is locked by the caller.
+inline c10::Storage materialise(Tape& tape, ValueId id, RegionId region) {
+  Value& value = tape.values[static_cast<std::size_t>(id)];
+  if (value.lent) return value.lent;
+  if (value.held) return value.held;
+
+  const BackwardPass pass = current_backward_pass();
+  if (pass == BackwardPass::keeps_graph && tape.lent_until.expired()) {
+    auto token = std::make_shared<LentUntil>(tape.shared_from_this());
+    tape.lent_until = token;
+    attach_to_backward_pass(std::move(token));
+  }
+  c10::Storage content = Slice(tape, id, region).run(pass != BackwardPass::releases_graph);
+  if (pass == BackwardPass::none) LentUntil::take_back(tape);
+  return content;
+}
+
+}  // namespace remat::detail

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "remat/memory/meter.hpp"
+#include "remat/memory/stats.hpp"
