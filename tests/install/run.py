@@ -33,7 +33,8 @@ def main() -> int:
     parser.add_argument("--remat-build", required=True, help="the build folder to install from")
     parser.add_argument("--work", required=True, type=pathlib.Path, help="where to build; emptied")
     parser.add_argument("--cmake", default="cmake")
-    parser.add_argument("--torch", required=True, help="the folder of TorchConfig.cmake")
+    parser.add_argument("--torch-prefix", required=True, help="the prefix of LibTorch")
+    parser.add_argument("--torch-config", required=True, help="the folder of TorchConfig.cmake")
     parser.add_argument("--compiler", required=True)
     parser.add_argument("--launcher", default="")
     options = parser.parse_args()
@@ -57,7 +58,8 @@ def main() -> int:
     def build(name: str, source: str, *definitions: str) -> pathlib.Path:
         folder = work / name
         run(options.cmake, "-G", "Ninja", "-S", str(FOLDER / source), "-B", str(folder),
-            f"-DTorch_DIR={options.torch}", f"-DCMAKE_CXX_COMPILER={options.compiler}",
+            f"-DCMAKE_PREFIX_PATH={options.torch_prefix}", f"-DTorch_DIR={options.torch_config}",
+            f"-DCMAKE_CXX_COMPILER={options.compiler}",
             f"-DCMAKE_CXX_COMPILER_LAUNCHER={options.launcher}", *definitions)
         run(options.cmake, "--build", str(folder))
         return folder
