@@ -24,6 +24,7 @@ TEST_CASE("a plain segment's bytes stay until its backward is over") {
   CHECK(predicted_peak(Plan({{0, 1, false}, {1, 3, false}}), costs) ==
         64_B);  // no border of its own
   CHECK(predicted_peak(Plan({{0, 2, true}, {2, 3, false}}), costs) == 36_B);
+  CHECK(predicted_peak(Plan({{0, 1, true}, {1, 3, false}}), costs) == 57_B);  // 3 + 50 + 2 * 2
 }
 
 TEST_CASE("recomputed bytes are those of the checkpointed segments") {
