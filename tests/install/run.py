@@ -48,7 +48,7 @@ def main() -> int:
     run(options.cmake, "--install", options.remat_build, "--prefix", str(work / "staged"))
     prefix = (work / "staged").rename(work / "moved")
     for path in prefix.rglob("*.cmake"):
-        if re.search(rf"{re.escape(str(ROOT))}|libtorch|libc10", path.read_text(encoding="utf-8")):
+        if re.search(rf"{re.escape(str(ROOT))}|lib(torch|torch_cpu|c10)\.so", path.read_text(encoding="utf-8")):
             sys.exit(f"{path.name} of the installed package holds a path of this machine")
     archive = work / "remat.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
