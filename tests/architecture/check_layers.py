@@ -19,7 +19,7 @@ FLOORS = {
     "version": 0, "config": 0, "errors": 0, "units": 0,
     "plan": 1, "policies": 1,
     "libtorch": 2, "memory": 2, "amp": 2,
-    "engine": 3, "checkpoint": 3,
+    "engine": 3, "checkpoint": 3, "explain": 3,
     "nn": 4, "weights": 4,
     "backbones": 5,
     "models": 6, "yaml": 6, "training": 6,
@@ -28,6 +28,7 @@ FLOORS = {
 # Steps between parts of one floor; on floor 0 any.
 SIDEWAYS = {
     ("policies", "plan"), ("memory", "libtorch"), ("amp", "libtorch"), ("checkpoint", "engine"),
+    ("explain", "engine"), ("explain", "checkpoint"),
     ("training", "models"),
 }
 # Parts that need another library than LibTorch: not in remat.hpp.
