@@ -36,7 +36,7 @@ inline constexpr HiddenWrite hidden_writes[] = {
     {"aten::rrelu_with_noise", 1, 4, true},
     {"aten::rrelu_with_noise_", 1, 4, true},
     // The workspace of oneDNN's recurrent layers, in backward.
-    {"aten::mkldnn_rnn_layer_backward", 19, -1, true},
+    {"aten::mkldnn_rnn_layer_backward", 22, -1, true},
 };
 
 inline constexpr bool is_in(std::string_view name, std::initializer_list<std::string_view> names) {

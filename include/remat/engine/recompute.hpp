@@ -280,7 +280,7 @@ inline c10::Storage materialise(Tape& tape, ValueId id, RegionId region) {
     attach_to_backward_pass(std::move(token));
   }
   c10::Storage content = Slice(tape, id, region).run(pass != BackwardPass::releases_graph);
-  if (pass == BackwardPass::none) LentUntil::take_back(tape);
+  if (pass == BackwardPass::outside) LentUntil::take_back(tape);
   return content;
 }
 

@@ -50,12 +50,12 @@ class HookEngine final : public torch::autograd::Engine {
 };
 
 /// What the running backward pass does with its graph, seen from inside an unpack.
-enum class BackwardPass { none, releases_graph, keeps_graph };
+enum class BackwardPass { outside, releases_graph, keeps_graph };
 
 inline BackwardPass current_backward_pass() {
   using namespace torch::autograd;
   // The map's address is no identity (it repeats between passes), but it is null exactly outside of a backward pass.
-  if (get_current_graph_task_exec_info() == nullptr) return BackwardPass::none;
+  if (get_current_graph_task_exec_info() == nullptr) return BackwardPass::outside;
   return get_current_graph_task_keep_graph() ? BackwardPass::keeps_graph : BackwardPass::releases_graph;
 }
 
