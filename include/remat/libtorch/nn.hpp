@@ -27,7 +27,8 @@ struct FirstArgument<Result (Class::*)(Argument) const> {
 
 }  // namespace detail
 
-/// The optional device that LibTorch's `clone()` takes: `c10::optional` in 1.13, `std::optional` later.
+/// The optional device that LibTorch's `clone()` takes: `c10::optional` in 1.13, `std::optional`
+/// later.
 using OptionalDevice = detail::FirstArgument<decltype(&torch::nn::Module::clone)>::type;
 
 namespace detail {

@@ -65,14 +65,16 @@ struct ChainState {
 
 /// The module behind `Checkpointed<Sequential>`, as LibTorch's containers see it: with one forward.
 ///
-/// Children are registered under their names or numbers, so that keys are those of `torch::nn::Sequential`.
-/// @par Threads  several threads may call forward at once; adding, exempting and switching is for one thread
+/// Children are registered under their names or numbers, so that keys are those of
+/// `torch::nn::Sequential`.
+/// @par Threads  several threads may call forward at once; adding, exempting and switching is for
+/// one thread
 class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle {
  public:
   using Iterator = std::vector<ChainLayer>::const_iterator;
 
-  /// Chains the layers: segments of the plan are checkpointed if the chain is switched on, in training
-  /// mode, and something requires grad.
+  /// Chains the layers: segments of the plan are checkpointed if the chain is switched on, in
+  /// training mode, and something requires grad.
   torch::Tensor forward(torch::Tensor x) { return run(std::move(x)); }
 
   /// Appends a layer, named by its number.
@@ -105,7 +107,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     require(index < size(), [&] {
       return ErrorMessage("remat.chain.index")
           .where(name())
-          .what("layer " + std::to_string(index) + " was asked for, and there are " + std::to_string(size()));
+          .what("layer " + std::to_string(index) + " was asked for, and there are " +
+                std::to_string(size()));
     });
     return layers_[index].ptr();
   }
@@ -117,7 +120,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     require(layer != nullptr, [&] {
       return ErrorMessage("remat.chain.type")
           .where(name())
-          .what("layer " + std::to_string(index) + " is a " + ptr(index)->name() + " and was asked for as another type");
+          .what("layer " + std::to_string(index) + " is a " + ptr(index)->name() +
+                " and was asked for as another type");
     });
     return *layer;
   }
@@ -138,7 +142,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     return true;
   }
 
-  /// Returns the plan of the next training forward: by unit count until the units are measured, then by bytes.
+  /// Returns the plan of the next training forward: by unit count until the units are measured,
+  /// then by bytes.
   Plan plan() const {
     const auto units = open();
     return is_enabled_.get() ? state_for(units)->plan : Plan::keep_all(units.size());
@@ -161,11 +166,14 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
       if (theirs[index].is_plain) exempted_.push_back(mine[index].identity);
     auto copy = std::make_shared<detail::ChainState>(*state);
     copy->units = mine;
-    for (std::size_t index = 0; index < mine.size(); ++index) copy->units[index].is_plain = theirs[index].is_plain;
+    for (std::size_t index = 0; index < mine.size(); ++index)
+      copy->units[index].is_plain = theirs[index].is_plain;
     state_ = std::move(copy);
   }
 
-  void pretty_print(std::ostream& stream) const override { stream << "remat::Checkpointed<remat::Sequential>"; }
+  void pretty_print(std::ostream& stream) const override {
+    stream << "remat::Checkpointed<remat::Sequential>";
+  }
 
  protected:
   explicit CheckpointedChainImpl(detail::ChainPolicy policy)
@@ -178,7 +186,10 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   torch::Tensor run(torch::Tensor x, const More&... more) {
     const auto units = open();
     require(!units.empty(), [&] {
-      return ErrorMessage("remat.chain.empty").where(name()).what("forward was called on a chain of no layers").cure("Add layers first");
+      return ErrorMessage("remat.chain.empty")
+          .where(name())
+          .what("forward was called on a chain of no layers")
+          .cure("Add layers first");
     });
     const bool is_on = should_checkpoint(units, x, more...);
     torch::nn::AnyValue value(std::move(x));
@@ -191,7 +202,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     require(result != nullptr, [&] {
       return ErrorMessage("remat.chain.result")
           .where(name())
-          .what("the last layer returned " + std::string(c10::demangle(value.type_info().name())) + ", a tensor was expected")
+          .what("the last layer returned " + std::string(c10::demangle(value.type_info().name())) +
+                ", a tensor was expected")
           .cure("End the chain with a layer that returns a tensor");
     });
     return std::move(*result);
@@ -202,12 +214,14 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     for (const auto& child : named_children().keys()) unregister_module(child);
     layers_.clear();
     train(other.is_training());  // before the children, which have their own mode
-    std::map<const torch::nn::Module*, ChainLayer> clones;  // a layer that appears twice stays one layer
+    std::map<const torch::nn::Module*, ChainLayer>
+        clones;  // a layer that appears twice stays one layer
     const auto names = other.named_children().keys();
     for (std::size_t index = 0; index < other.size(); ++index) {
       const ChainLayer& layer = other.layers_[index];
       auto found = clones.find(layer.ptr().get());
-      if (found == clones.end()) found = clones.emplace(layer.ptr().get(), layer.clone(device)).first;
+      if (found == clones.end())
+        found = clones.emplace(layer.ptr().get(), layer.clone(device)).first;
       append(names[index], found->second);
     }
     copy_checkpointing_from(other);
@@ -244,16 +258,19 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     for (const ChainLayer& layer : layers_) open_layer(layer, units, is_plain);
     const std::lock_guard lock(mutex_);
     for (auto& unit : units)
-      unit.is_plain = unit.is_plain || std::ranges::find(exempted_, unit.identity) != exempted_.end();
+      unit.is_plain =
+          unit.is_plain || std::ranges::find(exempted_, unit.identity) != exempted_.end();
   }
 
-  static void open_layer(const ChainLayer& layer, std::vector<detail::ChainUnit>& units, bool is_plain) {
+  static void open_layer(const ChainLayer& layer, std::vector<detail::ChainUnit>& units,
+                         bool is_plain) {
     is_plain = is_plain || layer.is_plain();
     if (layer.sequential() == nullptr) return open_module(layer.unit(), units, is_plain);
     for (auto& module : *layer.sequential()) open_module(module, units, is_plain);
   }
 
-  static void open_module(torch::nn::AnyModule& module, std::vector<detail::ChainUnit>& units, bool is_plain) {
+  static void open_module(torch::nn::AnyModule& module, std::vector<detail::ChainUnit>& units,
+                          bool is_plain) {
     const auto pointer = module.ptr();
     if (const auto* chain = dynamic_cast<const CheckpointedChainImpl*>(pointer.get()))
       chain->open(units, is_plain || !chain->is_gradient_checkpointing_enabled());
@@ -276,7 +293,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     return names;
   }
 
-  static void add_unit_names(const torch::nn::Module& module, const std::string& path, std::vector<std::string>& names) {
+  static void add_unit_names(const torch::nn::Module& module, const std::string& path,
+                             std::vector<std::string>& names) {
     const auto* chain = dynamic_cast<const CheckpointedChainImpl*>(&module);
     if (chain == nullptr) return names.push_back(path);
     for (const auto& below : chain->unit_names()) names.push_back(path + "." + below);
@@ -310,7 +328,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     state->segment_count = segment_count_;
     state->unit_costs = costs;
     const Chain chain{units.size(), std::move(costs), stage_sizes()};
-    Plan plan = segment_count_ ? balanced_plan(chain, static_cast<std::size_t>(*segment_count_)) : policy_->rule(chain);
+    Plan plan = segment_count_ ? balanced_plan(chain, static_cast<std::size_t>(*segment_count_))
+                               : policy_->rule(chain);
     require_all_units(plan, units.size());
     if (chain.is_measured()) {
       plan = policy_->pattern(plan, chain);
@@ -334,8 +353,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     require(plan.unit_count() == unit_count, [&] {
       return ErrorMessage("remat.plan.units")
           .where(name())
-          .what("the rule planned for " + std::to_string(plan.unit_count()) + " units and the chain has " +
-                std::to_string(unit_count))
+          .what("the rule planned for " + std::to_string(plan.unit_count()) +
+                " units and the chain has " + std::to_string(unit_count))
           .cure("Let the rule return segments that cover Chain::unit_count units");
     });
   }
@@ -344,11 +363,11 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     const auto names = unit_names();
     std::vector<std::string> texts;
     for (const Segment& segment : plan.segments()) {
-      const std::string range = segment.unit_count() == 1
-                                    ? "unit " + names[segment.first]
-                                    : "units " + names[segment.first] + " to " + names[segment.last - 1];
-      texts.push_back("segment " + std::to_string(texts.size() + 1) + " of " + std::to_string(plan.segment_count()) +
-                      " (" + range + ")");
+      const std::string range = segment.unit_count() == 1 ? "unit " + names[segment.first]
+                                                          : "units " + names[segment.first] +
+                                                                " to " + names[segment.last - 1];
+      texts.push_back("segment " + std::to_string(texts.size() + 1) + " of " +
+                      std::to_string(plan.segment_count()) + " (" + range + ")");
     }
     return texts;
   }
@@ -362,22 +381,28 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   // Forward ------------------------------------------------------------------------------------
 
   template <class... Inputs>
-  bool should_checkpoint(const std::vector<detail::ChainUnit>& units, const Inputs&... inputs) const {
+  bool should_checkpoint(const std::vector<detail::ChainUnit>& units,
+                         const Inputs&... inputs) const {
     return is_enabled_.get() && is_training() && detail::autograd_records() &&
-           (detail::any_requires_grad(inputs...) || std::ranges::any_of(units, [](const auto& unit) {
+           (detail::any_requires_grad(inputs...) ||
+            std::ranges::any_of(units, [](const auto& unit) {
               return detail::has_trainable_parameter(*unit.identity);
             }));
   }
 
   template <class... More>
-  static void run_unit(const detail::ChainUnit& unit, torch::nn::AnyValue& value, const More&... more) {
+  static void run_unit(const detail::ChainUnit& unit, torch::nn::AnyValue& value,
+                       const More&... more) {
     const auto call = [&] { value = unit.module->any_forward(std::move(value), more...); };
-    if (unit.is_plain) call_plain(call);
-    else call();
+    if (unit.is_plain)
+      call_plain(call);
+    else
+      call();
   }
 
   template <class... More>
-  void run_segments(const detail::ChainState& state, torch::nn::AnyValue& value, const More&... more) {
+  void run_segments(const detail::ChainState& state, torch::nn::AnyValue& value,
+                    const More&... more) {
     std::vector<UnitCost> costs(state.is_to_measure ? state.units.size() : 0);
     bool is_measured = state.is_to_measure;
     for (std::size_t index = 0; index < state.plan.segment_count(); ++index) {
@@ -389,7 +414,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
           run_unit(state.units[unit], value, more...);
           if (state.is_to_measure) costs[unit].output = bytes_of(value);
         }
-        // Shown to the region as its result, which it keeps. Other types are carried in `value` alone.
+        // Shown to the region as its result, which it keeps. Other types are carried in `value`
+        // alone.
         auto* tensor = value.template try_get<torch::Tensor>();
         return tensor == nullptr ? torch::Tensor() : *tensor;
       };
@@ -402,7 +428,8 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
       options.name = state.segment_names[index];
       if (state.is_to_measure) options.unit_costs = &saved;
       detail::run_region(options, run_units);
-      is_measured = is_measured && saved.size() == segment.unit_count();  // it is not where the engine is missing
+      is_measured = is_measured &&
+                    saved.size() == segment.unit_count();  // it is not where the engine is missing
       for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
         costs[segment.first + unit].saved = saved[unit].saved;
     }
@@ -425,10 +452,12 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   mutable State state_;
 };
 
-/// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra arguments, too.
+/// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra
+/// arguments, too.
 class CheckpointedSequentialImpl final : public CheckpointedChainImpl {
  public:
-  explicit CheckpointedSequentialImpl(detail::ChainPolicy policy) : CheckpointedChainImpl(std::move(policy)) {}
+  explicit CheckpointedSequentialImpl(detail::ChainPolicy policy)
+      : CheckpointedChainImpl(std::move(policy)) {}
 
   using CheckpointedChainImpl::forward;
   /// Chains the layers and hands `more`, a mask for example, to every one of them.

@@ -19,7 +19,8 @@ struct PlainModule {
   Module module;
 };
 
-/// Exempts a module from checkpointing, while a chain is built: `net(conv, remat::plain(norm), head)`.
+/// Exempts a module from checkpointing, while a chain is built: `net(conv, remat::plain(norm),
+/// head)`.
 ///
 /// What it saves stays, and its name in the chain does not change.
 template <class Module>
@@ -43,7 +44,8 @@ concept NestedSequential = std::same_as<UnitImpl<Type>, torch::nn::SequentialImp
 /// What can be a layer of a chain: a module with one forward, a nested chain, either marked plain.
 template <class Candidate>
 concept ChainLayerSource =
-    std::same_as<std::remove_cvref_t<Candidate>, torch::nn::AnyModule> || detail::NestedSequential<Candidate> ||
+    std::same_as<std::remove_cvref_t<Candidate>, torch::nn::AnyModule> ||
+    detail::NestedSequential<Candidate> ||
     detail::is_plain_module<std::remove_cvref_t<Candidate>> || UnitModule<Candidate>;
 
 /// One layer of a chain: a unit, or a nested chain of which the children are units.
@@ -64,10 +66,12 @@ class ChainLayer {
   bool is_plain() const { return is_plain_; }
   /// The layer if it is a nested `torch::nn::Sequential`, else null.
   const std::shared_ptr<torch::nn::SequentialImpl>& sequential() const { return sequential_; }
-  /// The layer as LibTorch's erased module; empty for a nested `torch::nn::Sequential`, which AnyModule does not take.
+  /// The layer as LibTorch's erased module; empty for a nested `torch::nn::Sequential`, which
+  /// AnyModule does not take.
   torch::nn::AnyModule& unit() const { return unit_; }
 
-  /// Returns a deep copy; names inside a nested chain stay, also where LibTorch 1.13 would number them anew.
+  /// Returns a deep copy; names inside a nested chain stay, also where LibTorch 1.13 would number
+  /// them anew.
   ChainLayer clone(const OptionalDevice& device) const {
     ChainLayer copy = *this;
     if (sequential_ == nullptr) {
@@ -76,9 +80,11 @@ class ChainLayer {
       return copy;
     }
     copy.sequential_ = std::make_shared<torch::nn::SequentialImpl>();
-    copy.sequential_->train(sequential_->is_training());  // before the children, which have their own mode
+    copy.sequential_->train(
+        sequential_->is_training());  // before the children, which have their own mode
     auto child = sequential_->begin();
-    for (const auto& named : sequential_->named_children()) copy.sequential_->push_back(named.key(), (child++)->clone(device));
+    for (const auto& named : sequential_->named_children())
+      copy.sequential_->push_back(named.key(), (child++)->clone(device));
     copy.module_ = copy.sequential_;
     return copy;
   }
@@ -139,10 +145,12 @@ class ChainLayer {
 class NamedLayer {
  public:
   template <ChainLayerSource Source>
-  NamedLayer(std::string name, Source&& source)  // NOLINT(*-explicit-*): `{name, module}` is to convert
+  NamedLayer(std::string name,
+             Source&& source)  // NOLINT(*-explicit-*): `{name, module}` is to convert
       : name_(std::move(name)), layer_(std::forward<Source>(source)) {}
   // NOLINTNEXTLINE(*-explicit-*): LibTorch's own pair is as good
-  NamedLayer(const torch::nn::NamedAnyModule& named) : name_(named.name()), layer_(named.module()) {}
+  NamedLayer(const torch::nn::NamedAnyModule& named)
+      : name_(named.name()), layer_(named.module()) {}
 
   const std::string& name() const { return name_; }
   const ChainLayer& layer() const { return layer_; }

@@ -31,8 +31,10 @@ struct DefaultPolicy<What> {
 
 template <class Keep>
 KeepPredicate make_keep_predicate() {
-  if constexpr (std::is_same_v<Keep, keep::nothing>) return {};
-  else return Keep();
+  if constexpr (std::is_same_v<Keep, keep::nothing>)
+    return {};
+  else
+    return Keep();
 }
 
 template <class... Values>
@@ -55,7 +57,11 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   using Base::Base;
   CheckpointedModule() = default;
   CheckpointedModule(FromClone, const Base& clone, const CheckpointedModule& original)
-      : Base(clone), is_enabled_(original.is_enabled_), is_exempt_(original.is_exempt_) {}
+      : Base(clone), is_enabled_(original.is_enabled_), is_exempt_(original.is_exempt_) {
+    // In LibTorch 1.13 Module is a virtual base, which the copy constructor of `Base` leaves to the
+    // last class.
+    static_cast<torch::nn::Module&>(*this) = clone;
+  }
 
   void enable_gradient_checkpointing() override { is_enabled_ = true; }
   /// A module is one unit, so that every number of segments means one.
@@ -72,7 +78,18 @@ class CheckpointedModule : public Base, public CheckpointToggle {
     return true;
   }
 
+  /// Copies the module as `Base` does; the copy is checkpointed as this one is and runs its own
+  /// layers.
+  std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
+    std::shared_ptr<torch::nn::Module> copy = Base::clone(device);
+    if constexpr (std::is_copy_constructible_v<Base>) copy = wrap(dynamic_cast<Base&>(*copy));
+    return copy;
+  }
+
  protected:
+  /// Makes a module like this one out of an unwrapped clone.
+  virtual std::shared_ptr<torch::nn::Module> wrap(const Base& clone) const = 0;
+
   /// Calls `call()` as a region if there is something to drop.
   template <class Call, class... Arguments>
   decltype(auto) run(Call&& call, const Arguments&... arguments) const {
@@ -95,60 +112,55 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   Flag is_exempt_{false};
 };
 
-/// Gives `forward` the signature of the base, neither template nor overloaded, so that AnyModule takes it.
-template <class Base, class Keep, class Signature = ForwardSignature<Base>>
-class CheckpointedForward;
-
-template <class Base, class Keep, class Result, class... Arguments>
-class CheckpointedForward<Base, Keep, Result(Arguments...)> : public CheckpointedModule<Base, Keep> {
- public:
-  static constexpr bool kHasDefaultArguments = has_default_arguments<Base, Arguments...>();
-
-  using CheckpointedModule<Base, Keep>::CheckpointedModule;
-  CheckpointedForward() = default;
-
-  Result forward(Arguments... arguments) {
-    return this->run([&]() -> Result { return Base::forward(std::forward<Arguments>(arguments)...); },
-                     arguments...);
-  }
-};
-
-template <class Base, class Keep, class Result, class... Arguments>
-class CheckpointedForward<Base, Keep, Result(Arguments...) const> : public CheckpointedModule<Base, Keep> {
- public:
-  static constexpr bool kHasDefaultArguments = has_default_arguments<Base, Arguments...>();
-
-  using CheckpointedModule<Base, Keep>::CheckpointedModule;
-  CheckpointedForward() = default;
-
-  Result forward(Arguments... arguments) const {
-    return this->run([&]() -> Result { return Base::forward(std::forward<Arguments>(arguments)...); },
-                     arguments...);
-  }
-};
-
 }  // namespace detail
 
 /// The module behind `Checkpointed<Module>`: `Base` whose forward is a region.
 ///
-/// Use it through the holder. Parameter names, buffers and everything else are those of `Base`. A parent's `clone()`
-/// makes its children by its own `reset()`, so that their switches are as there.
-template <class Base, class Keep>
-class CheckpointedImpl : public detail::CheckpointedForward<Base, Keep> {
+/// Use it through the holder. Parameter names, buffers and everything else are those of `Base`. Its
+/// forward has the signature of the base, neither template nor overloaded, and is declared in this
+/// very class, since AnyModule asks for both. A parent's `clone()` makes its children by its own
+/// `reset()`, so that their switches are as there.
+template <class Base, class Keep, class Signature = detail::ForwardSignature<Base>>
+class CheckpointedImpl;
+
+template <class Base, class Keep, class Result, class... Arguments>
+class CheckpointedImpl<Base, Keep, Result(Arguments...)>
+    : public detail::CheckpointedModule<Base, Keep> {
  public:
-  using detail::CheckpointedForward<Base, Keep>::CheckpointedForward;
+  static constexpr bool kHasDefaultArguments = detail::has_default_arguments<Base, Arguments...>();
+
+  using detail::CheckpointedModule<Base, Keep>::CheckpointedModule;
   CheckpointedImpl() = default;
 
-  /// Copies the module as `Base` does; the copy is checkpointed as this one is and runs its own layers.
-  std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
-    std::shared_ptr<torch::nn::Module> copy = Base::clone(device);
-    if constexpr (std::is_copy_constructible_v<Base>) copy = wrap(dynamic_cast<Base&>(*copy));
-    return copy;
+  Result forward(Arguments... arguments) {
+    return this->run(
+        [&]() -> Result { return Base::forward(std::forward<Arguments>(arguments)...); },
+        arguments...);
   }
 
  protected:
-  /// Makes a module like this one out of an unwrapped clone.
-  virtual std::shared_ptr<torch::nn::Module> wrap(const Base& clone) const {
+  std::shared_ptr<torch::nn::Module> wrap(const Base& clone) const override {
+    return std::make_shared<CheckpointedImpl>(detail::FromClone(), clone, *this);
+  }
+};
+
+template <class Base, class Keep, class Result, class... Arguments>
+class CheckpointedImpl<Base, Keep, Result(Arguments...) const>
+    : public detail::CheckpointedModule<Base, Keep> {
+ public:
+  static constexpr bool kHasDefaultArguments = detail::has_default_arguments<Base, Arguments...>();
+
+  using detail::CheckpointedModule<Base, Keep>::CheckpointedModule;
+  CheckpointedImpl() = default;
+
+  Result forward(Arguments... arguments) const {
+    return this->run(
+        [&]() -> Result { return Base::forward(std::forward<Arguments>(arguments)...); },
+        arguments...);
+  }
+
+ protected:
+  std::shared_ptr<torch::nn::Module> wrap(const Base& clone) const override {
     return std::make_shared<CheckpointedImpl>(detail::FromClone(), clone, *this);
   }
 };
@@ -164,10 +176,13 @@ class CheckpointedWithDefaults final : public CheckpointedImpl<Base, Keep> {
 
   using CheckpointedImpl<Base, Keep>::forward;
   template <class... Arguments>
-    requires requires(Base& base, Arguments&&... arguments) { base.forward(std::forward<Arguments>(arguments)...); }
+    requires requires(Base& base, Arguments&&... arguments) {
+      base.forward(std::forward<Arguments>(arguments)...);
+    }
   decltype(auto) forward(Arguments&&... arguments) {
-    return this->run([&]() -> decltype(auto) { return Base::forward(std::forward<Arguments>(arguments)...); },
-                     arguments...);
+    return this->run(
+        [&]() -> decltype(auto) { return Base::forward(std::forward<Arguments>(arguments)...); },
+        arguments...);
   }
 
  protected:
@@ -180,20 +195,23 @@ class CheckpointedWithDefaults final : public CheckpointedImpl<Base, Keep> {
 
 /// Makes a module type, or a chain of modules, checkpointed.
 ///
-/// `Checkpointed<MyBlock>` is MyBlock with a checkpointed forward: same constructors, same signature, same
-/// keys; a second argument names a keep policy. `Checkpointed<Sequential, Rule, Keep>` is a drop-in
-/// `torch::nn::Sequential`. On where a user writes it; a plain call in eval mode, without grad mode, and
-/// where nothing requires grad.
+/// `Checkpointed<MyBlock>` is MyBlock with a checkpointed forward: same constructors, same
+/// signature, same keys; a second argument names a keep policy. `Checkpointed<Sequential, Rule,
+/// Keep>` is a drop-in `torch::nn::Sequential`. On where a user writes it; a plain call in eval
+/// mode, without grad mode, and where nothing requires grad.
 ///
 /// @tparam What    a module type, its holder, or a pattern
 /// @tparam Policy  for a module a keep policy, for a pattern a rule
 /// @tparam Keep    for a pattern a keep policy
-template <class What, class Policy = typename detail::DefaultPolicy<What>::type, class Keep = keep::nothing>
+template <class What, class Policy = typename detail::DefaultPolicy<What>::type,
+          class Keep = keep::nothing>
 class Checkpointed {
   static_assert(CheckpointableModule<What>,
-                "remat::Checkpointed<What> needs a module type, or a pattern such as remat::Sequential with its "
+                "remat::Checkpointed<What> needs a module type, or a pattern such as "
+                "remat::Sequential with its "
                 "header remat/nn/sequential.hpp");
-  static_assert(KeepPolicy<Policy>, "remat::Checkpointed<Module, Keep> needs a keep policy as its second argument");
+  static_assert(KeepPolicy<Policy>,
+                "remat::Checkpointed<Module, Keep> needs a keep policy as its second argument");
 };
 
 template <CheckpointableModule What, KeepPolicy Keep>
@@ -220,7 +238,8 @@ class Checkpointed<What, Keep, keep::nothing>
   template <class... Arguments>
     requires std::constructible_from<Direct, Arguments...>
   explicit Checkpointed(Arguments&&... arguments)
-      : Holder(std::shared_ptr<Stored>(std::make_shared<Direct>(std::forward<Arguments>(arguments)...))) {}
+      : Holder(std::shared_ptr<Stored>(
+            std::make_shared<Direct>(std::forward<Arguments>(arguments)...))) {}
 };
 
 }  // namespace remat

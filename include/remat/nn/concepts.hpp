@@ -57,18 +57,22 @@ using ForwardSignature = typename SignatureOf<decltype(&Impl::forward)>::type;
 template <class Impl>
 inline constexpr bool has_one_forward = requires { typename ForwardSignature<Impl>; };
 
-/// AnyModule, which holds the units, takes no const forward, no reference that can be written, no void.
+/// AnyModule, which holds the units, takes no const forward, no reference that can be written, no
+/// void.
 template <class Signature>
 inline constexpr bool suits_any_module = false;
 template <class Result, class... Arguments>
 inline constexpr bool suits_any_module<Result(Arguments...)> =
-    !std::is_void_v<Result> &&
-    ((!std::is_lvalue_reference_v<Arguments> || std::is_const_v<std::remove_reference_t<Arguments>>)&&...);
+    !std::is_void_v<Result> && ((!std::is_lvalue_reference_v<Arguments> ||
+                                 std::is_const_v<std::remove_reference_t<Arguments>>) &&
+                                ...);
 
 template <class Impl>
 constexpr bool has_storable_forward() {
-  if constexpr (has_one_forward<Impl>) return suits_any_module<ForwardSignature<Impl>>;
-  else return false;
+  if constexpr (has_one_forward<Impl>)
+    return suits_any_module<ForwardSignature<Impl>>;
+  else
+    return false;
 }
 
 template <class Type>
@@ -82,7 +86,9 @@ constexpr bool has_default_arguments() {
   } else {
     return []<std::size_t... index>(std::index_sequence<index...>) {
       using All = std::tuple<Arguments...>;
-      return requires(Impl& impl) { impl.forward(std::declval<std::tuple_element_t<index, All>>()...); };
+      return requires(Impl& impl) {
+        impl.forward(std::declval<std::tuple_element_t<index, All>>()...);
+      };
     }(std::make_index_sequence<sizeof...(Arguments) - 1>());
   }
 }
@@ -96,18 +102,21 @@ concept CheckpointableModule =
                   "a module to checkpoint needs to derive from torch::nn::Module"> &&
     detail::Holds<!std::is_final_v<detail::UnitImpl<Candidate>>,
                   "a module to checkpoint needs to be a class that is not final"> &&
-    detail::Holds<detail::has_one_forward<detail::UnitImpl<Candidate>>,
-                  "a module to checkpoint needs a forward that is public, not a template and not overloaded">;
+    detail::Holds<
+        detail::has_one_forward<detail::UnitImpl<Candidate>>,
+        "a module to checkpoint needs a forward that is public, not a template and not overloaded">;
 
 /// A module, or the holder or shared_ptr of one, that can be a unit of a chain.
 template <class Candidate>
 concept UnitModule =
     detail::Holds<std::derived_from<detail::UnitImpl<Candidate>, torch::nn::Module>,
                   "a unit of a chain needs to derive from torch::nn::Module"> &&
-    detail::Holds<detail::has_one_forward<detail::UnitImpl<Candidate>>,
-                  "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
+    detail::Holds<
+        detail::has_one_forward<detail::UnitImpl<Candidate>>,
+        "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
     detail::Holds<detail::has_storable_forward<detail::UnitImpl<Candidate>>(),
-                  "a unit of a chain needs a forward that is not const, returns something and takes no reference to "
+                  "a unit of a chain needs a forward that is not const, returns something and "
+                  "takes no reference to "
                   "write through">;
 
 }  // namespace remat

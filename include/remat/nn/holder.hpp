@@ -11,10 +11,10 @@ namespace remat::detail {
 
 /// Holds a module as `Stored` and calls it as `Direct`, which derives from it.
 ///
-/// AnyModule, and so `torch::nn::Sequential`, takes a module only if its forward is neither a template nor
-/// overloaded. People who call it themselves want default and extra arguments. So LibTorch sees `Stored`,
-/// with the one forward, and `operator->` shows `Direct`, with the others. Every module in such a holder is made
-/// as a `Direct`.
+/// AnyModule, and so `torch::nn::Sequential`, takes a module only if its forward is neither a
+/// template nor overloaded. People who call it themselves want default and extra arguments. So
+/// LibTorch sees `Stored`, with the one forward, and `operator->` shows `Direct`, with the others.
+/// Every module in such a holder is made as a `Direct`.
 template <class Stored, class Direct>
 class LayeredHolder : public torch::nn::ModuleHolder<Stored> {
   using Holder = torch::nn::ModuleHolder<Stored>;

@@ -21,14 +21,19 @@ namespace remat {
 /// ```cpp
 /// remat::Checkpointed<remat::Sequential, remat::Segments<4>> net(conv, norm, act, head);
 /// ```
-/// Each child is a unit; a nested `torch::nn::Sequential` or checkpointed chain is opened, so that a stage of blocks
-/// counts as its blocks. `forward(x, more...)` hands extra arguments to every layer.
-/// @par Keeps  the tensors between segments, what the keep policy chooses, and all of a plain segment
+/// Each child is a unit; a nested `torch::nn::Sequential` or checkpointed chain is opened, so that
+/// a stage of blocks counts as its blocks; switch, rule and keep policy are then those of the outer
+/// chain. `forward(x, more...)` hands extra arguments to every layer.
+/// @par Keeps  the tensors between segments, what the keep policy chooses, and all of a plain
+/// segment
 template <Pattern PatternType, class RuleType, class Keep>
 class Checkpointed<PatternType, RuleType, Keep>
     : public detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl> {
-  static_assert(Rule<RuleType>, "remat::Checkpointed<Pattern, Rule, Keep> needs a rule as its second argument");
-  static_assert(KeepPolicy<Keep>, "remat::Checkpointed<Pattern, Rule, Keep> needs a keep policy as its third argument");
+  static_assert(Rule<RuleType>,
+                "remat::Checkpointed<Pattern, Rule, Keep> needs a rule as its second argument");
+  static_assert(
+      KeepPolicy<Keep>,
+      "remat::Checkpointed<Pattern, Rule, Keep> needs a keep policy as its third argument");
   using Holder = detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl>;
 
  public:
@@ -53,7 +58,8 @@ class Checkpointed<PatternType, RuleType, Keep>
   }
 
   /// Constructs a chain of named modules, as `torch::nn::Sequential` does.
-  explicit Checkpointed(torch::OrderedDict<std::string, torch::nn::AnyModule>&& layers) : Checkpointed() {
+  explicit Checkpointed(torch::OrderedDict<std::string, torch::nn::AnyModule>&& layers)
+      : Checkpointed() {
     for (auto& item : layers) (*this)->push_back(item.key(), std::move(item.value()));
   }
 };

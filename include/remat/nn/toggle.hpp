@@ -14,7 +14,8 @@ namespace remat {
 
 /// What every checkpointed module offers besides being a module.
 ///
-/// Find it with `dynamic_cast<CheckpointToggle*>(&module)`, or use the free functions on a whole tree.
+/// Find it with `dynamic_cast<CheckpointToggle*>(&module)`, or use the free functions on a whole
+/// tree.
 class CheckpointToggle {
  public:
   virtual ~CheckpointToggle() = default;
@@ -89,12 +90,12 @@ std::size_t for_each_toggle(torch::nn::Module& module, Visit visit) {
 ///
 /// @return  how many modules were switched; 0 means that nothing in there is checkpointed
 inline std::size_t enable_gradient_checkpointing(torch::nn::Module& module) {
-  return detail::for_each_toggle(module, [](CheckpointToggle& toggle) {
-    toggle.enable_gradient_checkpointing();
-  });
+  return detail::for_each_toggle(
+      module, [](CheckpointToggle& toggle) { toggle.enable_gradient_checkpointing(); });
 }
 
-/// Switches on everything checkpointed inside `module`, itself included, with this number of segments.
+/// Switches on everything checkpointed inside `module`, itself included, with this number of
+/// segments.
 ///
 /// @return  how many modules were switched
 /// @throws ArgumentError  if `segment_count` is below 1; then nothing has been switched
@@ -110,9 +111,8 @@ inline std::size_t enable_gradient_checkpointing(torch::nn::Module& module,
 ///
 /// @return  how many modules were switched
 inline std::size_t disable_gradient_checkpointing(torch::nn::Module& module) {
-  return detail::for_each_toggle(module, [](CheckpointToggle& toggle) {
-    toggle.disable_gradient_checkpointing();
-  });
+  return detail::for_each_toggle(
+      module, [](CheckpointToggle& toggle) { toggle.disable_gradient_checkpointing(); });
 }
 
 /// Returns whether anything inside `module`, itself included, is switched on.

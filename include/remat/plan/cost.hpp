@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <ostream>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct UnitCost {
   Bytes output;  ///< the unit's result, which stays if a segment ends there
 
   friend bool operator==(const UnitCost&, const UnitCost&) = default;
+  friend std::ostream& operator<<(std::ostream& stream, const UnitCost& cost) {
+    return stream << "saved " << cost.saved << ", output " << cost.output;
+  }
 };
 
 /// What a rule is told about a chain.
