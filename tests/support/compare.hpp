@@ -49,7 +49,7 @@ class DebugMode {
 
 enum class Mode { plain, drop_everything, keep_small_results, debug };
 
-inline const char* name_of(Mode mode) {
+inline std::string name_of(Mode mode) {
   switch (mode) {
     case Mode::plain: return "plain";
     case Mode::drop_everything: return "everything dropped";
@@ -163,7 +163,7 @@ Run run_once(Mode mode, Program& program, std::uint64_t seed) {
   try {
     program(run);
   } catch (const std::exception& error) {
-    FAIL_CHECK("the program threw (" << name_of(mode) << "): " << error.what());
+    FAIL_CHECK("the program threw (" << name_of(mode) << "): " << std::string(error.what()));
   }
   run.generator("at the end");
   return run;
