@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "remat/backbones.hpp"
+#include "remat/checkpoint.hpp"
 #include "remat/config.hpp"
 #include "remat/errors.hpp"
+#include "remat/explain.hpp"
+#include "remat/memory.hpp"
+#include "remat/nn.hpp"
 #include "remat/plan.hpp"
 #include "remat/policies.hpp"
 #include "remat/units.hpp"
