@@ -3,5 +3,6 @@
 
 #include "remat/plan/balance.hpp"
 #include "remat/plan/cost.hpp"
+#include "remat/plan/graph.hpp"
 #include "remat/plan/plan.hpp"
 #include "remat/plan/simulate.hpp"
