@@ -235,7 +235,7 @@ TEST_CASE("captured objects may be destroyed and options edited between forward 
     auto x = torch::randn({2, 3, 6, 6}, torch::requires_grad());
     Tensor y;
     {
-      auto net = std::make_unique<nn::Sequential>(nn::Conv2d(3, 4, 3), nn::Dropout(0.5), nn::BatchNorm2d(4), nn::LeakyReLU(0.2));
+      auto net = std::make_unique<nn::Sequential>(nn::Conv2d(3, 4, 3), nn::Dropout(0.5), nn::BatchNorm2d(4), nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)));
       auto scale = std::make_unique<double>(0.25);
       y = run.wrap([&](const Tensor& t) { return (*net)->forward(t) * *scale; }, x);
       (*net)[1]->as<nn::Dropout>()->options.p(0.9);

@@ -3,6 +3,7 @@
 
 #include "tests/support/autocast.hpp"
 
+#include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
 #include <atomic>
