@@ -99,25 +99,26 @@ torch_in() {
   fi
 }
 
+# pip_torch: prints "VERSION PREFIX" of the torch in a virtual environment of our own; nothing if pip cannot.
 pip_torch() {
-  make_venv
+  make_venv >&2
   local found index=()
   found="$(torch_of "$venv/bin/python")"
   if [ -z "$found" ]; then
-    say "installing torch 2.13.0 under build/"
+    say "installing torch 2.13.0 under build/" >&2
     # Where the plain wheel is one for CUDA, take the one for CPUs: it builds on every machine.
     if "$venv/bin/pip" install --quiet --dry-run --ignore-installed --report - torch==2.13.0 2>/dev/null |
       grep -q '"nvidia-'; then
       index=(--index-url https://download.pytorch.org/whl/cpu)
     fi
-    "$venv/bin/pip" install --quiet "${index[@]}" torch==2.13.0 || return 0
+    "$venv/bin/pip" install --quiet "${index[@]}" torch==2.13.0 >&2 || return 0
     found="$(torch_of "$venv/bin/python")"
   fi
   printf '%s' "$found"
 }
 
 setup_libtorch() {
-  local wanted="$1" prefix version path found
+  local wanted="$1" prefix version path
   LIBTORCH_VERSION="" LIBTORCH_PREFIX=""
   fits() { [ "$wanted" = auto ] || [[ "$1" == "$wanted" || "$1" == "$wanted".* ]]; }
 
@@ -135,9 +136,7 @@ setup_libtorch() {
     return
   fi
   if fits 2.13.0; then                                         # 3: a wheel of our own
-    # Output of pip goes to the terminal, the last line is the answer.
-    found="$(pip_torch | tee /dev/stderr | tail -n 1)"
-    read -r version path <<<"$found" || true
+    read -r version path <<<"$(pip_torch)" || true
     if [ -n "$version" ] && fits "$version"; then
       LIBTORCH_VERSION="$version" LIBTORCH_PREFIX="$path"
       return
