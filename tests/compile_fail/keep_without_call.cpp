@@ -1,5 +1,5 @@
-// expect: a keep policy needs a member bool operator()(const remat::keep::Operation&, remat::Bytes) const
-// SPDX-License-Identifier: MIT
+// expect: a keep policy needs a member bool operator()(const remat::keep::Operation&, remat::Bytes)
+// const SPDX-License-Identifier: MIT
 #include "remat/policies/concepts.hpp"
 
 struct KeepSmall {
@@ -8,9 +8,10 @@ struct KeepSmall {
 #else
   bool operator()(remat::Bytes result) const {
 #endif
-    return result.count < 1024;
-  }
-};
+      return result.count < 1024;
+}
+}
+;
 
 template <remat::KeepPolicy Keep>
 struct NeedsKeep {};

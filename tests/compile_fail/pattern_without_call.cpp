@@ -1,5 +1,5 @@
-// expect: a pattern needs a member remat::Plan operator()(const remat::Plan&, const remat::Chain&) const
-// SPDX-License-Identifier: MIT
+// expect: a pattern needs a member remat::Plan operator()(const remat::Plan&, const remat::Chain&)
+// const SPDX-License-Identifier: MIT
 #include "remat/policies/concepts.hpp"
 #include "remat/policies/each_unit.hpp"
 

@@ -8,9 +8,10 @@ struct Halves {
 #else
   remat::Plan plan(const remat::Chain& chain) const {
 #endif
-    return remat::Plan::from_count(chain.unit_count, 2);
-  }
-};
+      return remat::Plan::from_count(chain.unit_count, 2);
+}
+}
+;
 
 template <remat::Rule RuleType>
 struct NeedsRule {};

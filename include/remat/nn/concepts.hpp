@@ -106,17 +106,4 @@ concept CheckpointableModule =
         detail::has_one_forward<detail::UnitImpl<Candidate>>,
         "a module to checkpoint needs a forward that is public, not a template and not overloaded">;
 
-/// A module, or the holder or shared_ptr of one, that can be a unit of a chain.
-template <class Candidate>
-concept UnitModule =
-    detail::Holds<std::derived_from<detail::UnitImpl<Candidate>, torch::nn::Module>,
-                  "a unit of a chain needs to derive from torch::nn::Module"> &&
-    detail::Holds<
-        detail::has_one_forward<detail::UnitImpl<Candidate>>,
-        "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
-    detail::Holds<detail::has_storable_forward<detail::UnitImpl<Candidate>>(),
-                  "a unit of a chain needs a forward that is not const, returns something and "
-                  "takes no reference to "
-                  "write through">;
-
 }  // namespace remat
