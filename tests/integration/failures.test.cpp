@@ -202,7 +202,7 @@ TEST_CASE("whichever allocation of a backward is refused, the same graph then gi
   nn::Linear last(6, 3);
   auto x = torch::randn({4, 6}, torch::requires_grad());
   const auto program = [&](bool is_checkpointed) {
-    const auto block = [&](const Tensor& t) { return inner->forward(t).mul_(2).sigmoid(); };
+    const auto block = [&](const Tensor& t) { return (inner->forward(t) * 2).add_(1).sin(); };
     const auto outer = [&](const Tensor& t) {
       auto h = is_checkpointed ? remat::checkpoint(block, t.sin()) : block(t.sin());
       return last(is_checkpointed ? remat::checkpoint(block, h) : block(h)).exp();
@@ -245,7 +245,7 @@ TEST_CASE("whichever allocation of a forward is refused, nothing stays behind an
       torch::NoGradGuard no_grad;
       state.mul_(1);
     }
-    return torch::dropout((h + state).exp().add_(1), 0.5, true).sin();
+    return torch::dropout((h + state).sin().add_(1), 0.5, true).sin();
   };
   torch::manual_seed(3);
   const auto expected = torch::autograd::grad({block(x).sum()}, {x})[0];

@@ -2,6 +2,7 @@
 #include "tests/support/compare.hpp"
 
 #include <tuple>
+#include <vector>
 
 namespace {
 namespace in_place_test {
@@ -345,6 +346,42 @@ TEST_CASE("a tensor that one region read and a later region edits gives plain's 
     run.note("state", state);
     run.count("version of state", state._version());
     run.gradient("x", x);
+  });
+}
+
+TEST_CASE("operations over lists of tensors, in place too, give plain's gradient") {
+  expect_same([](Run& run) {
+    auto x = torch::randn({4, 4}, torch::requires_grad());
+    auto y = run.wrap(
+        [](const Tensor& t) {
+          std::vector<Tensor> parts{t * 2, t.sin(), t + 1};
+          torch::_foreach_mul_(parts, 0.5);
+          auto more = torch::_foreach_exp(parts);
+          auto base = t * 3;
+          torch::_foreach_add_({base.detach().select(0, 0), base.detach().select(0, 1)}, 1.0);  // two views of one storage
+          return (parts[0] * more[1]).sin() + (more[2] * base).cos() + torch::cat({parts[1], more[0]}, 1).sum(1);
+        },
+        x);
+    y.sum().backward();
+    run.note("y", y);
+    run.gradient("x", x);
+  });
+}
+
+TEST_CASE("empty tensors and tensors without dimensions give plain's gradient") {
+  expect_same([](Run& run) {
+    auto x = torch::randn({0, 3}, torch::requires_grad());
+    auto s = torch::randn({}, torch::requires_grad());
+    auto y = run.wrap(
+        [](const Tensor& t, const Tensor& u) {
+          auto h = (t.sin() * u).exp().sin();
+          return torch::cat({h.sum(0), (u.sin() * 2.5 + h.numel()).cos().reshape({1})});
+        },
+        x, s);
+    y.sum().backward();
+    run.note("y", y);
+    run.gradient("x", x);
+    run.gradient("s", s);
   });
 }
 

@@ -128,14 +128,15 @@ TEST_CASE("a region of 100,000 operations passes, in time that grows with their 
   CHECK(many < 40 * few + 2);
 }
 
-TEST_CASE("lists of 10,000 tensors inside a region pass") {
-  auto x = torch::randn({10000, 2}, torch::requires_grad());
+TEST_CASE("lists of 70,000 tensors inside a region give plain's gradient") {
+  const compare::DropEverything drop;
+  auto x = torch::randn({70000, 2}, torch::requires_grad());
   Tensor gradients[2];
   for (const bool is_checkpointed : {false, true}) {
     const auto program = [](const Tensor& t) {
       auto rows = (t * 2).unbind(0);
       for (auto& row : rows) row = row + 1;
-      return torch::stack(rows).sin().exp();
+      return torch::stack(rows).sin().exp().sin();
     };
     auto y = is_checkpointed ? remat::checkpoint(program, x) : program(x);
     gradients[is_checkpointed] = torch::autograd::grad({y.sum()}, {x})[0];
