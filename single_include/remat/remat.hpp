@@ -3127,19 +3127,6 @@ concept CheckpointableModule =
         detail::has_one_forward<detail::UnitImpl<Candidate>>,
         "a module to checkpoint needs a forward that is public, not a template and not overloaded">;
 
-/// A module, or the holder or shared_ptr of one, that can be a unit of a chain.
-template <class Candidate>
-concept UnitModule =
-    detail::Holds<std::derived_from<detail::UnitImpl<Candidate>, torch::nn::Module>,
-                  "a unit of a chain needs to derive from torch::nn::Module"> &&
-    detail::Holds<
-        detail::has_one_forward<detail::UnitImpl<Candidate>>,
-        "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
-    detail::Holds<detail::has_storable_forward<detail::UnitImpl<Candidate>>(),
-                  "a unit of a chain needs a forward that is not const, returns something and "
-                  "takes no reference to "
-                  "write through">;
-
 }  // namespace remat
 
 namespace remat::detail {
@@ -3435,14 +3422,42 @@ inline constexpr bool is_plain_module<PlainModule<Module>> = true;
 template <class Type>
 concept NestedSequential = std::same_as<UnitImpl<Type>, torch::nn::SequentialImpl>;
 
+template <class Type>
+struct Unmarked {
+  using type = Type;
+};
+template <class Module>
+struct Unmarked<PlainModule<Module>> {
+  using type = Module;
+};
+/// The module class of a layer, without marks and holders.
+template <class Source>
+using LayerImpl = UnitImpl<typename Unmarked<std::remove_cvref_t<Source>>::type>;
+
+/// Needs no further look: LibTorch's erased module has had it, its Sequential is opened.
+template <class Source>
+inline constexpr bool is_checked_layer =
+    std::same_as<LayerImpl<Source>, torch::nn::AnyModule> || NestedSequential<LayerImpl<Source>>;
+
+template <class Source>
+inline constexpr bool derives_from_module = std::derived_from<LayerImpl<Source>, torch::nn::Module>;
+
 }  // namespace detail
 
-/// What can be a layer of a chain: a module with one forward, a nested chain, either marked plain.
+/// What can be a layer of a chain: a module, its holder or shared_ptr, an AnyModule, or a nested
+/// chain; each may be marked with `plain`.
 template <class Candidate>
 concept ChainLayerSource =
-    std::same_as<std::remove_cvref_t<Candidate>, torch::nn::AnyModule> ||
-    detail::NestedSequential<Candidate> ||
-    detail::is_plain_module<std::remove_cvref_t<Candidate>> || UnitModule<Candidate>;
+    detail::Holds<detail::is_checked_layer<Candidate> || detail::derives_from_module<Candidate>,
+                  "a unit of a chain needs to derive from torch::nn::Module"> &&
+    detail::Holds<
+        detail::is_checked_layer<Candidate> ||
+            detail::has_one_forward<detail::LayerImpl<Candidate>>,
+        "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
+    detail::Holds<detail::is_checked_layer<Candidate> ||
+                      detail::has_storable_forward<detail::LayerImpl<Candidate>>(),
+                  "a unit of a chain needs a forward that is not const, returns something and "
+                  "takes no reference to write through">;
 
 /// One layer of a chain: a unit, or a nested chain of which the children are units.
 class ChainLayer {
@@ -3540,9 +3555,9 @@ class ChainLayer {
 /// A layer with its name in the chain: `{"conv1", torch::nn::Conv2d(3, 8, 3)}`.
 class NamedLayer {
  public:
-  template <ChainLayerSource Source>
-  NamedLayer(std::string name,
-             Source&& source)  // NOLINT(*-explicit-*): `{name, module}` is to convert
+  // Not constrained: inside braces a constraint would fail without a word.
+  template <class Source>
+  NamedLayer(std::string name, Source&& source)  // NOLINT(*-explicit-*): `{name, module}` converts
       : name_(std::move(name)), layer_(std::forward<Source>(source)) {}
   // NOLINTNEXTLINE(*-explicit-*): LibTorch's own pair is as good
   NamedLayer(const torch::nn::NamedAnyModule& named)
