@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/benchmarks/results.hpp"
+
+namespace {
+
+using namespace benchmarks;
+
+constexpr const char* kUsage =
+    R"(usage: remat_benchmark [--part micro|steps|all] [--models resnet18,resnet50] [--strategies REGEX]
+                       [--batch 8] [--size 224] [--repeats 5] [--threads 2] [--json FILE] [--turns]
+)";
+
+Settings parse(int count, char** values) {
+  Settings settings;
+  for (int i = 1; i < count; ++i) {
+    const std::string name = values[i];
+    if (name == "--turns") {
+      settings.waits_for_turns = true;
+      continue;
+    }
+    if (i + 1 == count) throw std::invalid_argument(kUsage);
+    const std::string value = values[++i];
+    if (name == "--part")
+      settings.part = value;
+    else if (name == "--strategies")
+      settings.strategies = value;
+    else if (name == "--batch")
+      settings.batch = std::stol(value);
+    else if (name == "--size")
+      settings.image_size = std::stol(value);
+    else if (name == "--repeats")
+      settings.repeats = std::stol(value);
+    else if (name == "--threads")
+      settings.threads = std::stol(value);
+    else if (name == "--json")
+      settings.json = value;
+    else if (name == "--models") {
+      settings.models.clear();
+      std::istringstream list(value);
+      for (std::string model; std::getline(list, model, ',');) settings.models.push_back(model);
+    } else
+      throw std::invalid_argument(kUsage);
+  }
+  return settings;
+}
+
+void print(const std::vector<StepResult>& results, std::FILE* out) {
+  std::fprintf(out, "\n%-10s %-34s %9s %9s %7s %9s %6s %9s %11s %s\n", "model", "strategy",
+               "1st MiB", "peak MiB", "saving", "step ms", "ratio", "recorded", "recomputed",
+               "gradients");
+  for (const StepResult& r : results)
+    std::fprintf(out, "%-10s %-34s %9.1f %9.1f %6.1f%% %9.1f %6.3f %9lld %11lld %s\n",
+                 r.model.c_str(), r.strategy.c_str(), r.first_peak_mib, r.peak_mib, 100 * r.saving,
+                 r.step_ms, r.time_ratio, static_cast<long long>(r.recorded_operations),
+                 static_cast<long long>(r.recomputed_operations),
+                 r.gradients_equal ? "equal" : "DIFFER");
+}
+
+/// The names hold no character that JSON would want escaped.
+void write_json(const std::string& path, const Settings& settings,
+                const std::vector<MicroResult>& micro, const std::vector<StepResult>& steps) {
+  std::ofstream out(path);
+  out << "{\"batch\": " << settings.batch << ", \"size\": " << settings.image_size
+      << ", \"repeats\": " << settings.repeats << ", \"threads\": " << settings.threads
+      << ",\n \"micro_us\": {";
+  for (std::size_t i = 0; i < micro.size(); ++i)
+    out << (i == 0 ? "" : ", ") << '"' << micro[i].name << "\": " << micro[i].microseconds;
+  out << "},\n \"steps\": [";
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const StepResult& r = steps[i];
+    out << (i == 0 ? "\n" : ",\n") << "  {\"model\": \"" << r.model << "\", \"strategy\": \""
+        << r.strategy << "\", \"first_peak_mib\": " << r.first_peak_mib
+        << ", \"peak_mib\": " << r.peak_mib << ", \"saving\": " << r.saving
+        << ", \"step_ms\": " << r.step_ms << ", \"time_ratio\": " << r.time_ratio
+        << ", \"segments\": " << r.segments << ", \"recorded\": " << r.recorded_operations
+        << ", \"recomputed\": " << r.recomputed_operations
+        << ", \"gradients_equal\": " << (r.gradients_equal ? "true" : "false") << "}";
+  }
+  out << "]}\n";
+  if (!out) throw std::runtime_error("cannot write " + path);
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  try {
+    const Settings settings = parse(count, values);
+    std::vector<MicroResult> micro;
+    std::vector<StepResult> steps;
+    if (settings.part != "steps") micro = measure_micro();
+    if (settings.part != "micro") steps = measure_steps(settings);
+    std::FILE* out = settings.waits_for_turns ? stderr : stdout;
+    for (const MicroResult& result : micro)
+      std::fprintf(out, "%-46s %12.3f us\n", result.name.c_str(), result.microseconds);
+    if (!steps.empty()) print(steps, out);
+    if (!settings.json.empty()) write_json(settings.json, settings, micro, steps);
+    for (const StepResult& result : steps)
+      if (!result.gradients_equal) return 1;
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "remat_benchmark: %s\n", error.what());
+    return 2;
+  }
+}

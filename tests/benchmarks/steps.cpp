@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+//
+// Peak activation memory and step time of a ResNet under every rule and keep policy.
+//
+// A step is forward, cross entropy, backward, with the gradients there before it begins. The
+// strategies take turns within a round, so that a slow moment of the machine hits them alike, and
+// gradients are compared bit for bit with plain's before anything is timed.
+
+#include "remat/remat.hpp"
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "tests/benchmarks/results.hpp"
+
+namespace benchmarks {
+namespace {
+
+/// A keep policy chosen by hand for residual blocks: of each block only the second convolution's
+/// result, in a bottleneck the narrow 3x3, which is dear to recompute and cheap to hold.
+struct SecondConvolution {
+  bool operator()(const remat::keep::Operation& operation, remat::Bytes) const {
+    return operation.name == "aten::convolution" && operation.ordinal == 1;
+  }
+};
+
+struct Strategy {
+  std::string name;
+  std::function<std::shared_ptr<remat::Backbone>(int depth)> create;
+};
+
+template <class Rule, class Keep = remat::keep::nothing>
+Strategy strategy(std::string name) {
+  return {std::move(name), [](int depth) -> std::shared_ptr<remat::Backbone> {
+            remat::ResNet<remat::Checkpointed<remat::Sequential, Rule, Keep>> net(
+                depth, remat::BackboneOptions{.num_classes = 1000});
+            net->enable_gradient_checkpointing();
+            return net.ptr();
+          }};
+}
+
+std::vector<Strategy> all_strategies() {
+  using namespace remat;
+  return {
+      {"plain",
+       [](int depth) -> std::shared_ptr<Backbone> {
+         return ResNet<>(depth, BackboneOptions{.num_classes = 1000}).ptr();
+       }},
+      strategy<KeepAll>("KeepAll"),
+      strategy<Segments<4>>("Segments<4>"),
+      strategy<Segments<8>>("Segments<8>"),
+      strategy<SquareRoot>("SquareRoot"),
+      strategy<EveryNth<2>>("EveryNth<2>"),
+      strategy<EachUnit>("EachUnit"),
+      strategy<Segments<4>, keep::convolutions_and_matmuls>("Segments<4>, convolutions kept"),
+      strategy<EachUnit, keep::convolutions_and_matmuls>("EachUnit, convolutions kept"),
+      strategy<EachUnit, SecondConvolution>("EachUnit, second convolution kept"),
+  };
+}
+
+struct Competitor {
+  Strategy strategy;
+  std::shared_ptr<remat::Backbone> model;
+  StepResult result;
+  std::vector<double> seconds, ratios;
+};
+
+std::vector<torch::Tensor> gradients(const torch::nn::Module& model) {
+  std::vector<torch::Tensor> list;
+  for (const auto& parameter : model.parameters()) list.push_back(parameter.grad().clone());
+  return list;
+}
+
+/// Runs one step; returns its seconds and notes its peak and counters.
+double step(Competitor& competitor, const torch::Tensor& images, const torch::Tensor& labels) {
+  for (torch::Tensor& parameter : competitor.model->parameters()) {
+    if (!parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
+    parameter.mutable_grad().zero_();
+  }
+  remat::reset_statistics();
+  const remat::MemoryMeter meter;
+
+  const auto start = std::chrono::steady_clock::now();
+  torch::cross_entropy_loss(competitor.model->forward(images), labels).backward();
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+
+  const auto statistics = remat::statistics();
+  competitor.result.peak_mib = meter.peak().mebibytes();
+  competitor.result.recorded_operations = statistics.recorded_operations;
+  competitor.result.recomputed_operations = statistics.recomputed_operations;
+  return time.count();
+}
+
+/// With `--turns`: waits until it is this program's turn, so that another one can alternate with
+/// it.
+void wait_for_turn(const Settings& settings) {
+  std::string line;
+  if (settings.waits_for_turns) std::getline(std::cin, line);
+}
+void end_turn(const Settings& settings) {
+  if (settings.waits_for_turns) std::cout << "done" << std::endl;
+}
+
+std::vector<StepResult> measure_model(const std::string& name, const Settings& settings) {
+  torch::manual_seed(1);
+  const auto images = torch::randn({settings.batch, 3, settings.image_size, settings.image_size});
+  const auto labels = torch::randint(1000, {settings.batch});
+  std::vector<Competitor> competitors;
+  const std::regex wanted(settings.strategies);
+  for (Strategy& strategy : all_strategies()) {
+    if (strategy.name != "plain" && !std::regex_search(strategy.name, wanted)) continue;
+    torch::manual_seed(0);
+    auto model = strategy.create(std::stoi(name.substr(6)));
+    competitors.push_back({std::move(strategy), std::move(model), {}, {}, {}});
+  }
+
+  // The first round checks, and lets each plan measure its units.
+  wait_for_turn(settings);
+  std::vector<torch::Tensor> expected;
+  for (Competitor& competitor : competitors) {
+    step(competitor, images, labels);
+    competitor.result.first_peak_mib = competitor.result.peak_mib;
+    step(competitor, images, labels);
+    const auto found = gradients(*competitor.model);
+    if (expected.empty()) expected = found;
+    competitor.result.gradients_equal = true;
+    for (std::size_t i = 0; i < found.size(); ++i)
+      if (!torch::equal(found[i], expected[i])) competitor.result.gradients_equal = false;
+  }
+  end_turn(settings);
+
+  for (std::int64_t round = 0; round < settings.repeats; ++round) {
+    wait_for_turn(settings);
+    for (Competitor& competitor : competitors)
+      competitor.seconds.push_back(step(competitor, images, labels));
+    for (Competitor& competitor : competitors)
+      competitor.ratios.push_back(competitor.seconds.back() / competitors[0].seconds.back());
+    end_turn(settings);
+  }
+
+  std::vector<StepResult> results;
+  for (Competitor& competitor : competitors) {
+    StepResult& result = competitor.result;
+    result.model = name;
+    result.strategy = competitor.strategy.name;
+    result.saving = 1 - result.peak_mib / competitors[0].result.peak_mib;
+    result.step_ms = 1e3 * median(competitor.seconds);
+    result.time_ratio = median(competitor.ratios);
+    result.segments = competitor.model->segments();
+    results.push_back(result);
+  }
+  return results;
+}
+
+}  // namespace
+
+std::vector<StepResult> measure_steps(const Settings& settings) {
+  at::set_num_threads(static_cast<int>(settings.threads));
+  std::vector<StepResult> results;
+  for (const std::string& model : settings.models)
+    for (StepResult& result : measure_model(model, settings)) results.push_back(std::move(result));
+  return results;
+}
+
+}  // namespace benchmarks
