@@ -1,6 +1,5 @@
 // expect: a keep policy needs a member bool operator()(const remat::keep::Operation&, remat::Bytes)
 // SPDX-License-Identifier: MIT
-// const SPDX-License-Identifier: MIT
 #include "remat/policies/concepts.hpp"
 
 struct KeepSmall {

@@ -1,6 +1,5 @@
 // expect: a pattern needs a member remat::Plan operator()(const remat::Plan&, const remat::Chain&)
 // SPDX-License-Identifier: MIT
-// const SPDX-License-Identifier: MIT
 #include "remat/policies/concepts.hpp"
 #include "remat/policies/each_unit.hpp"
 

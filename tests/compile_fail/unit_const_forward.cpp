@@ -1,6 +1,5 @@
 // expect: a unit of a chain needs a forward that is not const, returns something and takes no
 // SPDX-License-Identifier: MIT
-// reference to write through SPDX-License-Identifier: MIT
 #include "remat/nn/chain_layer.hpp"
 
 struct DoublerImpl : torch::nn::Module {
