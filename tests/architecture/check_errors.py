@@ -12,6 +12,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LITERAL = re.compile(r'"(remat(?:\.[a-z_]+){2,})"')
+# Reports a defect of remat itself: no test can call for it.
+DEFECTS = {"remat.recompute.lost"}
 MENTION = re.compile(r"\b(remat(?:\.[a-z_]+){2,})\b")
 HEADING = re.compile(r"^### `(remat(?:\.[a-z_]+){2,})`$", re.MULTILINE)
 
@@ -30,7 +32,7 @@ def main() -> int:
 
     complaints = [f"{code}: no paragraph in docs/errors.md" for code in thrown - documented]
     complaints += [f"{code}: in docs/errors.md, but nothing throws it" for code in documented - thrown]
-    complaints += [f"{code}: no test names it" for code in thrown - tested]
+    complaints += [f"{code}: no test names it" for code in thrown - tested - DEFECTS]
     for complaint in sorted(complaints):
         print(complaint)
     print(f"{len(thrown)} codes, {len(complaints)} complaints")
