@@ -132,6 +132,26 @@ TEST_CASE("a region's dropout is right while another thread draws random numbers
   CHECK(mismatches.load() == 0);
 }
 
+TEST_CASE("a backward with another number of threads recomputes the forward's bits") {
+  const int before = at::get_num_threads();
+  expect_same([](Run& run) {
+    auto x = torch::rand({300001}, torch::requires_grad());
+    auto w = torch::randn({200, 200}, torch::requires_grad());
+    at::set_num_threads(2);
+    auto y = run.wrap(
+        [&](const Tensor& t) {
+          auto sum = (t * 1.1).sum();  // each thread adds its share: the bits depend on their number
+          auto product = w.mm(w).exp().mean();
+          return (t.slice(0, 0, 100) * sum + product).sin();
+        },
+        x);
+    run.note("y", y);
+    at::set_num_threads(1);
+    run.note("gradient", torch::autograd::grad({y.sum()}, {x})[0]);
+  });
+  at::set_num_threads(before);
+}
+
 TEST_CASE("what another thread writes into a region's tensor is seen") {
   expect_same([](Run& run) {
     auto x = torch::randn({6}, torch::requires_grad());
