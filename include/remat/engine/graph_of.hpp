@@ -30,8 +30,9 @@ inline void mark_recomputed(Graph& graph) {
 inline Graph graph_of(Tape& tape) {
   std::lock_guard<std::recursive_mutex> lock(tape.mutex);
   Graph graph;
-  for (const Region& region : tape.regions) graph.regions.push_back({region.name, region.parent});
-  for (const Value& value : tape.values) {
+  for (std::size_t i = 0; i < tape.regions.size(); ++i) graph.regions.push_back({tape.regions[i].name, tape.regions[i].parent});
+  for (std::size_t i = 0; i < tape.values.size(); ++i) {
+    const Value& value = tape.values[i];
     Graph::Value& copy = graph.values.emplace_back();
     copy.bytes = Bytes{value.nbytes};
     copy.producer = value.producer;
@@ -42,18 +43,18 @@ inline Graph graph_of(Tape& tape) {
                 : value.need > 0       ? Graph::Fate::dropped
                                        : Graph::Fate::unneeded;
   }
-  for (const Operation& operation : tape.operations) {
+  for (std::size_t index = 0; index < tape.operations.size(); ++index) {
+    const Operation& operation = tape.operations[index];
     Graph::Operation& copy = graph.operations.emplace_back();
     copy.name = operation.traits->name;
     copy.region = operation.region;
     copy.seconds = static_cast<double>(operation.seconds);
     copy.is_random = operation.random != nullptr;
-    const auto id = static_cast<std::int32_t>(graph.operations.size() - 1);
     for (std::size_t i = 0; i < operation.use_count; ++i) {
       const Use& use = tape.uses[operation.first_use + i];
       if (!use.needs_content) continue;
       copy.reads.push_back(use.value);
-      graph.values[static_cast<std::size_t>(use.value)].last_read = id;
+      graph.values[static_cast<std::size_t>(use.value)].last_read = static_cast<std::int32_t>(index);
     }
     for (std::size_t i = 0; i < operation.result_count; ++i) copy.makes.push_back(tape.results[operation.first_result + i].value);
   }

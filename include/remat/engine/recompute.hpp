@@ -102,7 +102,7 @@ class Slice {
 
   bool is_unchanged(ValueId id) {
     const auto found = tape_.revocable.find(id);
-    return found != tape_.revocable.end() && found->second.is_unchanged();
+    return found != tape_.revocable.end() && found->second.version.is_unchanged() && found->second.digest == digest_of(value(id).held);
   }
 
   /// The bytes that a use reads, and a private copy of them if the operation writes there.
@@ -133,7 +133,7 @@ class Slice {
   void check_unchanged(const Operation& operation, const Use& use) {
     const Value& there = value(use.value);
     const std::uint32_t now = use.version.now();
-    if (use.version.is_unchanged() && has_same_digest(there, there.held)) return;
+    if (use.version.is_unchanged() && (use.digest == 0 || use.digest == digest_of(there.held, use.geometry))) return;
     ErrorMessage message("remat.recompute.changed");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
         .what("the tensor " + describe(use.geometry, use.device) + ", which " + operation.traits->name + " (argument " +
@@ -145,29 +145,59 @@ class Slice {
     throw RecomputeError(message);
   }
 
+  using WrittenContents = c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2>;  // use and private copy
+
+  /// Puts the tensors of one argument, those of uses `first` and on, into the stack; returns the next argument's first use.
+  std::size_t put_argument(const Operation& operation, std::size_t first, const WrittenContents& written, Stack& stack) {
+    const Use& use = tape_.uses[operation.first_use + first];
+    c10::IValue& argument = stack[use.argument];
+    if (use.position == none) {
+      argument = tensor_for(operation, use, written);
+      return first + 1;
+    }
+    const bool is_optional = argument.isOptionalTensorList();
+    auto list = is_optional ? c10::List<at::Tensor>() : argument.toTensorList().copy();
+    auto optional_list = is_optional ? argument.to<c10::List<OptionalTensor>>().copy() : c10::List<OptionalTensor>();
+    std::size_t i = first;
+    for (; i < operation.use_count; ++i) {
+      const Use& element = tape_.uses[operation.first_use + i];
+      if (element.argument != use.argument) break;
+      at::Tensor tensor = tensor_for(operation, element, written);
+      if (is_optional) optional_list.set(static_cast<std::size_t>(element.position), OptionalTensor(std::move(tensor)));
+      else list.set(static_cast<std::size_t>(element.position), std::move(tensor));
+    }
+    if (is_optional) argument = optional_list;
+    else argument = list;
+    return i;
+  }
+
+  at::Tensor tensor_for(const Operation& operation, const Use& use, const WrittenContents& written) {
+    // Arguments that shared memory with a written one in forward share it again.
+    for (const auto& [index, content] : written) {
+      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value != use.value) continue;
+      if (!use.is_written && use.needs_content) skip_read(use.value);
+      return tensor_over(content, use.geometry);
+    }
+    return tensor_over(content_for(operation, use), use.geometry);
+  }
+
   void run_operation(Operation& operation) {
     Stack stack;
     stack.reserve(operation.traits->argument_count);
     for (std::size_t i = 0; i < operation.traits->argument_count; ++i)
       stack.push_back(tape_.arguments[operation.first_argument + i]);
 
-    c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2> written;
+    WrittenContents written;
     for (std::size_t i = 0; i < operation.use_count; ++i) {
       const Use& use = tape_.uses[operation.first_use + i];
       if (use.is_written) written.emplace_back(static_cast<std::int32_t>(i), content_for(operation, use));
     }
-    for (std::size_t i = 0; i < operation.use_count; ++i) {
-      const Use& use = tape_.uses[operation.first_use + i];
-      const c10::Storage* shared = nullptr;  // arguments that shared memory in forward share it again
-      for (const auto& [index, content] : written)
-        if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) shared = &content;
-      if (shared != nullptr && !use.is_written && use.needs_content) skip_read(use.value);
-      put(stack[use.argument], use.position, tensor_over(shared != nullptr ? *shared : content_for(operation, use), use.geometry));
-    }
-    {
-      RandomStateGuard random(operation.random ? *operation.random : RandomState{});
-      operation.handle.callBoxed(&stack);
-    }
+    for (std::size_t i = 0; i < operation.use_count;) i = put_argument(operation, i, written, stack);
+    const auto call = [&] { operation.handle.callBoxed(&stack); };
+    if (operation.random) draw_again(*operation.random, generator_argument(operation, stack), call);
+    else call();
+    std::vector<at::Tensor> list;  // of the return that was unpacked last
+    std::int32_t unpacked = none;
     for (std::size_t i = 0; i < operation.result_count; ++i) {
       const Result& result = tape_.results[operation.first_result + i];
       const auto found = made_.find(result.value);
@@ -175,8 +205,8 @@ class Slice {
       c10::Storage storage;
       if (result.index != none) {
         const c10::IValue& returned = stack[static_cast<std::size_t>(result.index)];
-        storage = result.position == none ? returned.toTensor().storage()
-                                          : returned.toTensorVector()[static_cast<std::size_t>(result.position)].storage();
+        if (result.position != none && unpacked != result.index) list = returned.toTensorVector(), unpacked = result.index;
+        storage = result.position == none ? returned.toTensor().storage() : list[static_cast<std::size_t>(result.position)].storage();
       } else {
         for (auto& [use, content] : written)
           if (use == result.use) storage = content;
@@ -186,28 +216,15 @@ class Slice {
     }
   }
 
-  static bool has_same_digest(const Value& value, const c10::Storage& storage) {
-    return !value.has_digest || value.digest == digest_of(storage, value.producer != none);
-  }
-
-  static void put(c10::IValue& argument, std::int16_t position, at::Tensor tensor) {
-    if (position == none) {
-      argument = std::move(tensor);
-    } else if (argument.isOptionalTensorList()) {
-      auto list = argument.to<c10::List<OptionalTensor>>().copy();
-      list.set(static_cast<std::size_t>(position), OptionalTensor(std::move(tensor)));
-      argument = list;
-    } else {
-      auto list = argument.toTensorList().copy();
-      list.set(static_cast<std::size_t>(position), std::move(tensor));
-      argument = list;
-    }
+  static c10::IValue* generator_argument(const Operation& operation, Stack& stack) {
+    const int index = operation.traits->generator_argument;
+    return index < 0 ? nullptr : &stack[static_cast<std::size_t>(index)];
   }
 
   void check_same(const Operation& operation, ValueId id, const c10::Storage& storage) {
     const Value& expected = value(id);
     const bool has_size = static_cast<std::int64_t>(storage.nbytes()) == expected.nbytes;
-    if (has_size && has_same_digest(expected, storage)) return;
+    if (has_size && (expected.digest == 0 || expected.digest == digest_of(storage, true))) return;
     ErrorMessage message("remat.recompute.differs");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
         .what(operation.traits->name + " gave " + (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +

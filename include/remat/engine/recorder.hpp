@@ -25,10 +25,12 @@ class Recorder {
   }
 
  private:
+  using Arguments = c10::SmallVector<c10::IValue, 10>;
+
   struct Written {
     at::Tensor tensor;
     std::uint16_t argument;
-    std::int16_t position;
+    std::int32_t position;
     bool is_read;       // its old content matters
     bool is_external;   // nobody recorded how its old content came about
     std::int64_t nbytes;
@@ -43,20 +45,33 @@ class Recorder {
   static void for_each_tensor(const c10::IValue& value, OperatorTraits::Kind kind, Visit visit) {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
-      if (tensor.defined()) visit(tensor, std::int16_t{none});
+      if (tensor.defined()) visit(tensor, std::int32_t{none});
     } else if (kind == OperatorTraits::Kind::tensor_list && value.isTensorList()) {
-      std::int16_t position = 0;
+      std::int32_t position = 0;
       for (const at::Tensor& tensor : value.toTensorVector()) {
         if (tensor.defined()) visit(tensor, position);
         ++position;
       }
     } else if (kind == OperatorTraits::Kind::optional_tensor_list && value.isOptionalTensorList()) {
-      std::int16_t position = 0;
+      std::int32_t position = 0;
       for (const auto& tensor : value.toOptionalTensorVector()) {
         if (tensor && tensor->defined()) visit(*tensor, position);
         ++position;
       }
     }
+  }
+
+  /// A tensor over memory that it does not own, such as from_blob's: it may be gone before backward, unless plain holds it as well.
+  static bool is_borrowed(const at::Tensor& tensor) {
+    return tensor.storage().data_ptr().get_context() == nullptr && tensor.storage().nbytes() > 0 && tensor.is_cpu() && !tensor.requires_grad();
+  }
+
+  bool holds_borrowed() {
+    if (borrowed_.empty()) return true;
+    std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
+    return std::all_of(borrowed_.begin(), borrowed_.end(), [this](const c10::StorageImpl* storage) {
+      return std::find(tape_.recent_memory.begin(), tape_.recent_memory.end(), storage) != tape_.recent_memory.end();
+    });
   }
 
   bool writes_hidden(const OperatorTraits::Argument& traits) {
@@ -67,7 +82,7 @@ class Recorder {
   void inspect_arguments() {
     for (const auto& traits : traits_.arguments) {
       const bool is_hidden = traits.hidden_write_if != -2 && writes_hidden(traits);
-      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int16_t position) {
+      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
         has_tensor_ = true;
         if (!has_plain_storage(tensor)) {
           has_opaque_ = true;
@@ -76,8 +91,9 @@ class Recorder {
         largest_ = std::max(largest_, static_cast<std::int64_t>(tensor.nbytes()));
         if (position == none && !device_) device_ = tensor.device();
         sources_.push_back(storage_of(tensor));
+        if (is_borrowed(tensor)) borrowed_.push_back(storage_of(tensor));
         if (!traits.is_written && !is_hidden) return;
-        const bool covers = static_cast<std::int64_t>(tensor.storage().nbytes()) == tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());
+        const bool covers = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
         const bool is_read = is_hidden ? traits.hidden_write_reads : !(traits.is_overwritten && covers);
         written_.push_back({tensor, traits.index, position, is_read, true, static_cast<std::int64_t>(tensor.storage().nbytes())});
       });
@@ -89,7 +105,7 @@ class Recorder {
 
   bool is_recordable() {
     if (!at::GradMode::is_enabled() || thread_state().is_plain || has_opaque_ || !has_tensor_ || traits_.is_factory) return false;
-    if (!traits_.is_recordable()) return false;
+    if (!traits_.is_recordable() || !holds_borrowed()) return false;
     if (traits_.is_nondeterministic && device_ && device_->type() != c10::kCPU && !at::globalContext().deterministicAlgorithms()) return false;
     if (traits_.makes_tensors) return true;
     // It only writes: worth a record if it changes something that this region made.
@@ -118,12 +134,12 @@ class Recorder {
       rebind_recent(written.tensor, none);
       tape_.forget(storage_of(written.tensor));
     }
-    for_each_made([&](const at::Tensor& tensor, std::int16_t, std::int16_t) {
+    for_each_made([&](const at::Tensor& tensor, std::int32_t, std::int32_t) {
       tape_.forget(storage_of(tensor));
       // Content may come later, by a filler that the recorder sees or through a raw pointer that it does not.
       if (traits_.is_factory && at::GradMode::is_enabled() && !thread_state().is_plain) value(tape_.define(tensor, none)).is_fresh = true;
     });
-    tape_.recent.clear();
+    tape_.forget_recent();
   }
 
   /// A write is coming: whoever needs the content as it is now gets a copy, or lets go of what it can make again.
@@ -160,10 +176,10 @@ class Recorder {
   void for_each_made(Visit visit) {
     for (std::size_t i = 0; i < traits_.returns.size(); ++i) {
       if (!traits_.returns[i].is_tensor || traits_.returns[i].is_alias) continue;
-      for_each_tensor(returned(i), traits_.returns[i].kind, [&](const at::Tensor& tensor, std::int16_t position) {
+      for_each_tensor(returned(i), traits_.returns[i].kind, [&](const at::Tensor& tensor, std::int32_t position) {
         // Some operations return an argument's storage although their schema does not say so.
         if (has_plain_storage(tensor) && std::find(sources_.begin(), sources_.end(), storage_of(tensor)) == sources_.end())
-          visit(tensor, static_cast<std::int16_t>(i), position);
+          visit(tensor, static_cast<std::int32_t>(i), position);
       });
     }
   }
@@ -171,13 +187,14 @@ class Recorder {
   // --- operations that are recorded ---------------------------------------------------------------------------------------------
 
   void record() {
-    std::vector<c10::IValue> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
+    Arguments arguments(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
     note_uses(arguments);
     for (const Written& written : written_) save_content_of(written.tensor);
-    std::unique_ptr<RandomState> random = traits_.is_random ? random_state() : nullptr;
+    std::unique_ptr<RandomState> random = traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
     const auto start = tape_.measures_time ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
-    call();
+    if (random) draw(*random);
+    else call();
     const float seconds = tape_.measures_time ? std::chrono::duration<float>(std::chrono::steady_clock::now() - start).count() : 0;
 
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
@@ -188,23 +205,23 @@ class Recorder {
     operation.first_argument = tape_.arguments.size();
     operation.first_use = tape_.uses.size();
     operation.first_result = tape_.results.size();
-    operation.use_count = static_cast<std::uint16_t>(uses_.size());
+    operation.use_count = static_cast<std::uint32_t>(uses_.size());
     for (c10::IValue& argument : arguments) tape_.arguments.push_back(std::move(argument));
     for (Use& use : uses_) tape_.uses.push_back(std::move(use));
     define_results(id);
-    operation.result_count = static_cast<std::uint16_t>(tape_.results.size() - operation.first_result);
+    operation.result_count = static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
     apply_keep_policy(operation);
-    tape_.recent.clear();
+    tape_.forget_recent();
     ++process_state().recorded;
   }
 
   /// Takes the tensors out of the arguments and notes what they refer to.
-  void note_uses(std::vector<c10::IValue>& arguments) {
+  void note_uses(Arguments& arguments) {
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
     for (Written& written : written_) written.is_external = !is_made_here(written);
     for (const auto& traits : traits_.arguments) {
       c10::IValue& argument = arguments[traits.index];
-      for_each_tensor(argument, traits.kind, [&](const at::Tensor& tensor, std::int16_t position) {
+      for_each_tensor(argument, traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
         const Written* written = find_written(traits.index, position);
         if (written != nullptr && !written->is_read && traits.hidden_write_if != -2) return;  // running statistics: recompute without
         Use use;
@@ -216,6 +233,7 @@ class Recorder {
         use.is_written = written != nullptr;
         use.needs_content = !traits.is_geometry_only && (written == nullptr || written->is_read);
         use.value = use.needs_content ? value_to_read(tensor, use.version) : value_to_overwrite(tensor);
+        if (use.needs_content && value(use.value).producer == none) use.digest = digest_of(tensor.storage(), use.geometry);
         tape_.widen_scope(use.value, tape_.region);
         uses_.push_back(std::move(use));
       });
@@ -223,7 +241,7 @@ class Recorder {
     }
   }
 
-  const Written* find_written(std::uint16_t argument, std::int16_t position) const {
+  const Written* find_written(std::uint16_t argument, std::int32_t position) const {
     for (const Written& written : written_)
       if (written.argument == argument && written.position == position) return &written;
     return nullptr;
@@ -245,11 +263,8 @@ class Recorder {
 
   /// The value that a tensor's storage holds. What nobody recorded is external: the storage itself is held, and watched.
   ValueId value_to_read(const at::Tensor& tensor, const Version& version) {
-    ValueId id = tape_.current(storage_of(tensor));
-    if (id != none && value(id).producer == none && !value(id).is_fresh && value(id).version != version.number) {
-      id = none;  // written since, where the recorder does not look: what earlier operations read is another value
-    }
-    if (id != none && !value(id).is_fresh) {
+    ValueId id = tape_.current(tensor, version);
+    if (id != none && (value(id).producer != none || value(id).held)) {
       note_digest(id, tensor);
       return id;
     }
@@ -259,8 +274,6 @@ class Recorder {
     external.version = version.number;
     external.held = tensor.storage();
     external.is_shared = true;
-    external.digest = digest_of(external.held);
-    external.has_digest = external.digest != 0;
     tape_.watch(id);
     return id;
   }
@@ -274,20 +287,19 @@ class Recorder {
   /// Debug mode: what a reader sees is what the recompute must bring, whatever happened to it since it was made.
   void note_digest(ValueId id, const at::Tensor& tensor) {
     Value& read = value(id);
-    if (!process_state().is_debug || read.has_digest || read.producer == none) return;
+    if (!process_state().is_debug || read.digest != 0 || read.producer == none) return;
     read.digest = digest_of(tensor.storage(), true);
-    read.has_digest = read.digest != 0;
   }
 
-  std::unique_ptr<RandomState> random_state() {
-    at::Generator generator;
-    if (traits_.generator_argument >= 0 && argument(static_cast<std::size_t>(traits_.generator_argument)).isGenerator())
-      generator = argument(static_cast<std::size_t>(traits_.generator_argument)).toGenerator();
-    if (!generator.defined()) generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
-    at::Tensor state = state_of(generator);
-    if (tape_.last_random_state.defined() && same_state(state, tape_.last_random_state)) state = tape_.last_random_state;
-    tape_.last_random_state = state;
-    return std::make_unique<RandomState>(RandomState{std::move(generator), std::move(state)});
+  /// Runs a random operation and notes the state from which it drew.
+  void draw(RandomState& random) {
+    c10::IValue* given = traits_.generator_argument < 0 ? nullptr : &argument(static_cast<std::size_t>(traits_.generator_argument));
+    if (given != nullptr && given->isGenerator()) random.generator = given->toGenerator();
+    if (!random.generator.defined()) random.generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
+    draw_and_note(random, given, [this] { call(); });
+    at::Tensor& last = tape_.last_random_state;
+    if (last.defined() && same_state(random.state, last)) random.state = last;
+    last = random.state;
   }
 
   void define_results(OperationId id) {
@@ -303,12 +315,13 @@ class Recorder {
       }
       const ValueId before = tape_.current(storage);
       const ValueId now = tape_.define(written.tensor, id);
+      value(now).is_written = true;
       for (SavedTensor* saved : tape_.recent)
         if (saved->value() == before) saved->rebind(now);
       tape_.results.push_back({now, none, none, use});
       made_.emplace_back(now, written.tensor.storage());
     }
-    for_each_made([&](const at::Tensor& tensor, std::int16_t index, std::int16_t position) {
+    for_each_made([&](const at::Tensor& tensor, std::int32_t index, std::int32_t position) {
       const ValueId made = tape_.define(tensor, id);
       tape_.results.push_back({made, index, position, none});
       made_.emplace_back(made, tensor.storage());
@@ -362,6 +375,7 @@ class Recorder {
   std::int64_t largest_ = 0;
   std::optional<c10::Device> device_;
   c10::SmallVector<const c10::StorageImpl*, 8> sources_;
+  c10::SmallVector<const c10::StorageImpl*, 2> borrowed_;
   c10::SmallVector<Written, 2> written_;
   c10::SmallVector<Use, 4> uses_;
   c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;

@@ -54,7 +54,9 @@ class RegionScope {
 
   ~RegionScope() {
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    tape_->regions[static_cast<std::size_t>(tape_->region)].unit_costs = nullptr;
+    Region& region = tape_->regions[static_cast<std::size_t>(tape_->region)];
+    region.unit_costs = nullptr;
+    region.keep = nullptr;  // what it captured may own what this graph hangs on
     tape_->region = parent_;
     if (!is_outermost_) return;
     tape_->seal();
@@ -66,14 +68,11 @@ class RegionScope {
   void keep_result(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_plain_storage(tensor)) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    const ValueId id = tape_->current(storage_of(tensor));
+    const ValueId id = tape_->current(tensor, Version::of(tensor));
     if (id == none) return;
     Value& value = tape_->values[static_cast<std::size_t>(id)];
     value.is_result = true;
-    if (!is_outermost_ || value.producer == none || value.held) return;
-    value.held = tensor.storage();
-    value.is_shared = value.is_revocable = true;
-    tape_->revocable[id] = Version::of(tensor);
+    if (is_outermost_ && value.producer != none) tape_->hold_revocably(id, tensor);
   }
 
   Tape& tape() { return *tape_; }

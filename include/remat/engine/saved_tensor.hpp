@@ -41,12 +41,14 @@ class SavedTensor final : public SavedTensorHooks {
     device_ = tensor.device();
 
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    const ValueId id = tape_->current(storage_of(tensor));
+    const ValueId id = tape_->current(tensor, version_);
     region_ = tape_->region;
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();
-      is_parameter_ = tensor.is_leaf() && tensor.requires_grad();
-      if (is_parameter_) digest_ = digest_of(memory_);
+      tape_->recent_memory.push_back(memory_.unsafeGetStorageImpl());
+      const at::Tensor base = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;  // linear saves weight.t()
+      is_parameter_ = base.is_leaf() && base.requires_grad();
+      if (is_parameter_) digest_ = digest_of(memory_, geometry_);
       return;
     }
     bind(id);
@@ -60,7 +62,7 @@ class SavedTensor final : public SavedTensorHooks {
     if (!storage) {
       std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
       storage = materialise(*tape_, value_, region_);
-    } else if (digest_ != 0 && digest_ != digest_of(storage)) {
+    } else if (digest_ != 0 && digest_ != digest_of(storage, geometry_)) {
       throw changed();
     }
     at::Tensor tensor = tensor_over(storage, geometry_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "remat/detail/stable_list.hpp"
 #include "remat/engine/write_watch.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/policies/keep.hpp"
@@ -8,7 +9,6 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -50,15 +50,20 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   }
 
   std::recursive_mutex mutex;
-  std::deque<Value> values;
-  std::deque<Operation> operations;
-  std::deque<Use> uses;
-  std::deque<Result> results;
-  std::deque<c10::IValue> arguments;  // with nothing in the place of tensors
-  std::deque<Region> regions;
+  StableList<Value> values;
+  StableList<Operation> operations;
+  StableList<Use> uses;
+  StableList<Result> results;
+  StableList<c10::IValue> arguments;  // with nothing in the place of tensors
+  StableList<Region, 1> regions;
   RegionId region = none;              // the innermost open one
-  ska::flat_hash_map<ValueId, Version> revocable;  // of the results that are held although their user may edit them
+  struct Unedited {
+    Version version;
+    std::uint64_t digest = 0;
+  };
+  ska::flat_hash_map<ValueId, Unedited> revocable;  // of the results that are held although their user may edit them
   std::vector<SavedTensor*> recent;    // saved since the last operation: that operation may be the one that saves them
+  std::vector<const c10::StorageImpl*> recent_memory;  // of the external tensors among those
   std::weak_ptr<void> lent_until;      // alive while a backward pass that keeps its graph will take back what it was lent
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
@@ -73,12 +78,24 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     return found == current_.end() ? none : found->second;
   }
 
+  /// The same, unless the tensor's version shows that something wrote it where the recorder does not look (another thread, a raw
+  /// kernel that marks its argument): then nothing is known of it, and it counts as external from here on.
+  ValueId current(const at::Tensor& tensor, const Version& version) const {
+    const ValueId id = current(storage_of(tensor));
+    if (id == none) return none;
+    const Value& value = values[static_cast<std::size_t>(id)];
+    if (value.is_fresh || (value.producer == none && !value.held)) return id;
+    const bool is_known = version.number == value.version || (value.is_written && version.number == value.version + 1);
+    return is_known ? id : none;
+  }
+
   /// A new value that `tensor`'s storage holds from now on.
   ValueId define(const at::Tensor& tensor, OperationId producer) {
     const auto id = static_cast<ValueId>(values.size());
     Value& value = values.emplace_back();
     value.producer = producer;
     value.nbytes = static_cast<std::int64_t>(tensor.storage().nbytes());
+    value.version = Version::of(tensor).number;
     value.scope = region;
     value.kept_from_depth = regions[static_cast<std::size_t>(region)].depth + 1;
     current_[storage_of(tensor)] = id;
@@ -113,6 +130,11 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     write_watch().enter(value.held.unsafeGetStorageImpl(), weak_from_this(), id);
   }
 
+  void forget_recent() {
+    recent.clear();
+    recent_memory.clear();
+  }
+
   // --- need -------------------------------------------------------------------------------------------------------------------
 
   void add_need(ValueId id) {
@@ -131,6 +153,16 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     if (value.need > 0 && value.producer != none) settle(value.producer);
   }
 
+  /// Holds a result in a storage that its user may edit: while it is unedited it need not be recomputed, but it can be.
+  void hold_revocably(ValueId id, const at::Tensor& tensor) {
+    Value& value = values[static_cast<std::size_t>(id)];
+    const bool was_held = is_held(value);
+    value.held = tensor.storage();
+    value.is_shared = value.is_revocable = true;
+    revocable[id] = {Version::of(tensor), digest_of(value.held)};
+    if (was_held && value.need > 0) wake(value.producer);
+  }
+
   /// Whether the content counts as there for good. A revocable one does not: its producer stays live behind it.
   static bool is_held(const Value& value) { return value.held && !value.is_revocable; }
 
@@ -139,7 +171,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     is_sealed = true;
     current_.clear();
     identities_.clear();
-    recent.clear();
+    forget_recent();
     last_random_state = at::Tensor();
     for (std::size_t i = 0; i < values.size(); ++i)
       if (values[i].need == 0 && values[i].held) release(static_cast<ValueId>(i));

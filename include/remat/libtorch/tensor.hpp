@@ -55,6 +55,14 @@ struct Geometry {
   }
 
   std::int64_t nbytes() const { return numel() * static_cast<std::int64_t>(dtype.itemsize()); }
+
+  /// The part of the storage, in bytes, that lies between the first and the last element.
+  std::pair<std::size_t, std::size_t> span() const {
+    if (numel() == 0) return {0, 0};
+    std::int64_t last = offset;
+    for (std::size_t i = 0; i < sizes_and_strides.size(); ++i) last += (sizes()[i] - 1) * strides()[i];
+    return {static_cast<std::size_t>(offset) * dtype.itemsize(), static_cast<std::size_t>(last + 1) * dtype.itemsize()};
+  }
 };
 
 /// A tensor without autograd history over `storage`.
