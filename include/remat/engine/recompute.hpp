@@ -4,12 +4,31 @@
 #include "remat/engine/process.hpp"
 #include "remat/errors.hpp"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace remat::detail {
+
+/// Sums depend on how many threads share them: recompute with as many as forward had.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(int count) : before_(at::get_num_threads()), differs_(before_ != count) {
+    if (differs_) at::set_num_threads(count);
+  }
+  ~ThreadCountGuard() {
+    if (differs_) at::set_num_threads(before_);
+  }
+  ThreadCountGuard(const ThreadCountGuard&) = delete;
+  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
+
+ private:
+  int before_;
+  bool differs_;
+};
 
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
@@ -30,6 +49,7 @@ class Slice {
       // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and only operations
       // that ran with it on are recorded. No graph arises: autograd's keys are excluded.
       at::AutoGradMode as_recorded(true);
+      const ThreadCountGuard threads(tape_.thread_count);
       for (const OperationId id : order_) run_operation(tape_.operations[static_cast<std::size_t>(id)]);
     }
     process_state().recomputed += static_cast<std::int64_t>(order_.size());
@@ -171,14 +191,18 @@ class Slice {
     return i;
   }
 
+  /// The private copy that a use shares with a written one, since they shared memory in forward; null if it has none.
+  const c10::Storage* find_written(const Operation& operation, const Use& use, const WrittenContents& written) const {
+    for (const auto& [index, content] : written)
+      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) return &content;
+    return nullptr;
+  }
+
   at::Tensor tensor_for(const Operation& operation, const Use& use, const WrittenContents& written) {
-    // Arguments that shared memory with a written one in forward share it again.
-    for (const auto& [index, content] : written) {
-      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value != use.value) continue;
-      if (!use.is_written && use.needs_content) skip_read(use.value);
-      return tensor_over(content, use.geometry);
-    }
-    return tensor_over(content_for(operation, use), use.geometry);
+    const c10::Storage* shared = find_written(operation, use, written);
+    if (shared == nullptr) return tensor_over(content_for(operation, use), use.geometry);
+    if (!use.is_written && use.needs_content) skip_read(use.value);
+    return tensor_over(*shared, use.geometry);
   }
 
   void run_operation(Operation& operation) {
@@ -190,7 +214,10 @@ class Slice {
     WrittenContents written;
     for (std::size_t i = 0; i < operation.use_count; ++i) {
       const Use& use = tape_.uses[operation.first_use + i];
-      if (use.is_written) written.emplace_back(static_cast<std::int32_t>(i), content_for(operation, use));
+      if (use.is_written && find_written(operation, use, written) == nullptr)
+        written.emplace_back(static_cast<std::int32_t>(i), content_for(operation, use));
+      else if (use.is_written && use.needs_content)
+        skip_read(use.value);
     }
     for (std::size_t i = 0; i < operation.use_count;) i = put_argument(operation, i, written, stack);
     const auto call = [&] { operation.handle.callBoxed(&stack); };

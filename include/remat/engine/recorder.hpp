@@ -314,6 +314,7 @@ class Recorder {
         continue;
       }
       const ValueId before = tape_.current(storage);
+      if (value(before).producer == id) continue;  // another view of the same storage was written too
       const ValueId now = tape_.define(written.tensor, id);
       value(now).is_written = true;
       for (SavedTensor* saved : tape_.recent)

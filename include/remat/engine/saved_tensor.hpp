@@ -99,12 +99,10 @@ class SavedTensor final : public SavedTensorHooks {
   /// A unit's cost is what it would have saved and does not.
   void count_cost(Value& value) {
     if (value.is_counted || value.held) return;
+    value.is_counted = true;
     for (RegionId id = region_; id != none; id = tape_->regions[static_cast<std::size_t>(id)].parent) {
       auto* costs = tape_->regions[static_cast<std::size_t>(id)].unit_costs;
-      if (costs == nullptr || costs->empty()) continue;
-      value.is_counted = true;
-      costs->back().saved += Bytes{value.nbytes};
-      return;
+      if (costs != nullptr && !costs->empty()) costs->back().saved += Bytes{value.nbytes};
     }
   }
 

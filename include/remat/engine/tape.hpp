@@ -6,6 +6,7 @@
 #include "remat/plan/cost.hpp"
 #include "remat/policies/keep.hpp"
 
+#include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -67,6 +68,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   std::weak_ptr<void> lent_until;      // alive while a backward pass that keeps its graph will take back what it was lent
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
+  int thread_count = at::get_num_threads();
   bool measures_time = false;
   bool is_sealed = false;
 
