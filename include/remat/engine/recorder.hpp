@@ -25,8 +25,6 @@ class Recorder {
   }
 
  private:
-  using Arguments = c10::SmallVector<c10::IValue, 10>;
-
   struct Written {
     at::Tensor tensor;
     std::uint16_t argument;
@@ -187,8 +185,7 @@ class Recorder {
   // --- operations that are recorded ---------------------------------------------------------------------------------------------
 
   void record() {
-    Arguments arguments(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
-    note_uses(arguments);
+    note_uses();
     for (const Written& written : written_) save_content_of(written.tensor);
     std::unique_ptr<RandomState> random = traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
@@ -202,12 +199,10 @@ class Recorder {
     Operation& operation = tape_.operations.emplace_back(Operation{handle_, &traits_, std::move(random)});
     operation.seconds = seconds;
     operation.region = tape_.region;
-    operation.first_argument = tape_.arguments.size();
-    operation.first_use = tape_.uses.size();
+    operation.first_argument = first_argument_;
+    operation.first_use = first_use_;
     operation.first_result = tape_.results.size();
-    operation.use_count = static_cast<std::uint32_t>(uses_.size());
-    for (c10::IValue& argument : arguments) tape_.arguments.push_back(std::move(argument));
-    for (Use& use : uses_) tape_.uses.push_back(std::move(use));
+    operation.use_count = static_cast<std::uint32_t>(tape_.uses.size() - first_use_);
     define_results(id);
     operation.result_count = static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
     apply_keep_policy(operation);
@@ -215,16 +210,20 @@ class Recorder {
     ++process_state().recorded;
   }
 
-  /// Takes the tensors out of the arguments and notes what they refer to.
-  void note_uses(Arguments& arguments) {
+  /// Notes the arguments, with what their tensors refer to in place of the tensors. If the kernel throws these notes stay behind
+  /// without an operation, which does no harm.
+  void note_uses() {
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
+    first_argument_ = tape_.arguments.size();
+    first_use_ = tape_.uses.size();
+    for (std::size_t i = 0; i < traits_.argument_count; ++i) tape_.arguments.push_back(argument(i));
     for (Written& written : written_) written.is_external = !is_made_here(written);
     for (const auto& traits : traits_.arguments) {
-      c10::IValue& argument = arguments[traits.index];
-      for_each_tensor(argument, traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
+      c10::IValue& noted = tape_.arguments[first_argument_ + traits.index];
+      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
         const Written* written = find_written(traits.index, position);
         if (written != nullptr && !written->is_read && traits.hidden_write_if != -2) return;  // running statistics: recompute without
-        Use use;
+        Use& use = tape_.uses.emplace_back();
         use.geometry = Geometry::of(tensor);
         use.version = Version::of(tensor);
         use.device = tensor.device();
@@ -235,9 +234,8 @@ class Recorder {
         use.value = use.needs_content ? value_to_read(tensor, use.version) : value_to_overwrite(tensor);
         if (use.needs_content && value(use.value).producer == none) use.digest = digest_of(tensor.storage(), use.geometry);
         tape_.widen_scope(use.value, tape_.region);
-        uses_.push_back(std::move(use));
       });
-      strip(argument, traits.kind);
+      strip(noted, traits.kind);
     }
   }
 
@@ -263,7 +261,7 @@ class Recorder {
 
   /// The value that a tensor's storage holds. What nobody recorded is external: the storage itself is held, and watched.
   ValueId value_to_read(const at::Tensor& tensor, const Version& version) {
-    ValueId id = tape_.current(tensor, version);
+    ValueId id = tape_.current(tensor, version.number);
     if (id != none && (value(id).producer != none || value(id).held)) {
       note_digest(id, tensor);
       return id;
@@ -331,8 +329,8 @@ class Recorder {
   }
 
   std::int32_t use_of(const Written& written) const {
-    for (std::size_t i = 0; i < uses_.size(); ++i)
-      if (uses_[i].argument == written.argument && uses_[i].position == written.position) return static_cast<std::int32_t>(i);
+    for (std::size_t i = first_use_; i < tape_.uses.size(); ++i)
+      if (tape_.uses[i].argument == written.argument && tape_.uses[i].position == written.position) return static_cast<std::int32_t>(i - first_use_);
     return none;
   }
 
@@ -371,6 +369,8 @@ class Recorder {
   c10::DispatchKeySet keys_;
   Stack& stack_;
   std::size_t first_;
+  std::size_t first_argument_ = 0;
+  std::size_t first_use_ = 0;
   bool has_tensor_ = false;
   bool has_opaque_ = false;
   std::int64_t largest_ = 0;
@@ -378,7 +378,6 @@ class Recorder {
   c10::SmallVector<const c10::StorageImpl*, 8> sources_;
   c10::SmallVector<const c10::StorageImpl*, 2> borrowed_;
   c10::SmallVector<Written, 2> written_;
-  c10::SmallVector<Use, 4> uses_;
   c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;
 };
 

@@ -68,7 +68,7 @@ class RegionScope {
   void keep_result(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_plain_storage(tensor)) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    const ValueId id = tape_->current(tensor, Version::of(tensor));
+    const ValueId id = tape_->current(tensor, Version::number_of(tensor));
     if (id == none) return;
     Value& value = tape_->values[static_cast<std::size_t>(id)];
     value.is_result = true;

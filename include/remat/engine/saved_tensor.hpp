@@ -41,7 +41,7 @@ class SavedTensor final : public SavedTensorHooks {
     device_ = tensor.device();
 
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    const ValueId id = tape_->current(tensor, version_);
+    const ValueId id = tape_->current(tensor, version_.number);
     region_ = tape_->region;
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();

@@ -43,7 +43,7 @@ struct Region {
 /// Threads: every member is guarded by `mutex`, which is recursive because freeing part of a graph inside a backward pass ends here again.
 class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
  public:
-  Tape() = default;
+  Tape() { current_.reserve(16); }
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
   ~Tape() {
@@ -82,12 +82,12 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
 
   /// The same, unless the tensor's version shows that something wrote it where the recorder does not look (another thread, a raw
   /// kernel that marks its argument): then nothing is known of it, and it counts as external from here on.
-  ValueId current(const at::Tensor& tensor, const Version& version) const {
+  ValueId current(const at::Tensor& tensor, std::uint32_t version) const {
     const ValueId id = current(storage_of(tensor));
     if (id == none) return none;
     const Value& value = values[static_cast<std::size_t>(id)];
     if (value.is_fresh || (value.producer == none && !value.held)) return id;
-    const bool is_known = version.number == value.version || (value.is_written && version.number == value.version + 1);
+    const bool is_known = version == value.version || (value.is_written && version == value.version + 1);
     return is_known ? id : none;
   }
 
@@ -97,7 +97,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     Value& value = values.emplace_back();
     value.producer = producer;
     value.nbytes = static_cast<std::int64_t>(tensor.storage().nbytes());
-    value.version = Version::of(tensor).number;
+    value.version = Version::number_of(tensor);
     value.scope = region;
     value.kept_from_depth = regions[static_cast<std::size_t>(region)].depth + 1;
     current_[storage_of(tensor)] = id;

@@ -24,10 +24,14 @@ struct Version {
 
   static Version of(const at::Tensor& tensor) {
     Version version;
-    if (tensor.is_inference()) return version;
     version.counter = tensor.unsafeGetTensorImpl()->version_counter();
-    version.number = version.counter.current_version();
+    version.number = number_of(tensor);
     return version;
+  }
+  /// 0 for inference tensors, which have no counter.
+  static std::uint32_t number_of(const at::Tensor& tensor) {
+    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    return counter.enabled() ? counter.current_version() : 0;
   }
   std::uint32_t now() const { return counter.enabled() ? counter.current_version() : number; }
   bool is_unchanged() const { return now() == number; }
