@@ -55,13 +55,13 @@ Settings parse(int count, char** values) {
 }
 
 void print(const std::vector<StepResult>& results, std::FILE* out) {
-  std::fprintf(out, "\n%-10s %-34s %9s %9s %7s %9s %6s %9s %11s %s\n", "model", "strategy",
-               "1st MiB", "peak MiB", "saving", "step ms", "ratio", "recorded", "recomputed",
+  std::fprintf(out, "\n%-10s %-34s %9s %9s %7s %9s %6s %6s %9s %11s %s\n", "model", "strategy",
+               "1st MiB", "peak MiB", "saving", "step ms", "ratio", "cpu", "recorded", "recomputed",
                "gradients");
   for (const StepResult& r : results)
-    std::fprintf(out, "%-10s %-34s %9.1f %9.1f %6.1f%% %9.1f %6.3f %9lld %11lld %s\n",
+    std::fprintf(out, "%-10s %-34s %9.1f %9.1f %6.1f%% %9.1f %6.3f %6.3f %9lld %11lld %s\n",
                  r.model.c_str(), r.strategy.c_str(), r.first_peak_mib, r.peak_mib, 100 * r.saving,
-                 r.step_ms, r.time_ratio, static_cast<long long>(r.recorded_operations),
+                 r.step_ms, r.time_ratio, r.cpu_ratio, static_cast<long long>(r.recorded_operations),
                  static_cast<long long>(r.recomputed_operations),
                  r.gradients_equal ? "equal" : "DIFFER");
 }
@@ -82,7 +82,8 @@ void write_json(const std::string& path, const Settings& settings,
         << r.strategy << "\", \"first_peak_mib\": " << r.first_peak_mib
         << ", \"peak_mib\": " << r.peak_mib << ", \"saving\": " << r.saving
         << ", \"step_ms\": " << r.step_ms << ", \"time_ratio\": " << r.time_ratio
-        << ", \"segments\": " << r.segments << ", \"recorded\": " << r.recorded_operations
+        << ", \"cpu_ratio\": " << r.cpu_ratio << ", \"segments\": " << r.segments
+        << ", \"recorded\": " << r.recorded_operations
         << ", \"recomputed\": " << r.recomputed_operations
         << ", \"gradients_equal\": " << (r.gradients_equal ? "true" : "false") << "}";
   }

@@ -157,32 +157,35 @@ def measure_model(name, options, meter):
         for parameter in net.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
         with meter:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             F.cross_entropy(forward(net, images), labels).backward()
-            return time.perf_counter() - start, meter.peak_mib()
+            return time.perf_counter() - start, time.process_time() - cpu_start, meter.peak_mib()
 
     wait_for_turn(options)
     expected, equal, peaks = None, {}, {}
     for strategy, forward in STRATEGIES.items():
-        _, peaks[strategy] = step(forward)
+        _, _, peaks[strategy] = step(forward)
         found = [parameter.grad.clone() for parameter in net.parameters()]
         expected = expected or found
         equal[strategy] = all(torch.equal(a, b) for a, b in zip(found, expected))
     end_turn(options)
 
     seconds = {strategy: [] for strategy in STRATEGIES}
+    cpu_seconds = {strategy: [] for strategy in STRATEGIES}
     for _ in range(options.repeats):
         wait_for_turn(options)
         for strategy, forward in STRATEGIES.items():
-            duration, peaks[strategy] = step(forward)
+            duration, cpu_duration, peaks[strategy] = step(forward)
             seconds[strategy].append(duration)
+            cpu_seconds[strategy].append(cpu_duration)
         end_turn(options)
 
-    plain = seconds["python plain"]
+    def ratio(times, strategy):
+        return statistics.median(a / b for a, b in zip(times[strategy], times["python plain"]))
     return [{"model": name, "strategy": strategy, "peak_mib": peaks[strategy],
              "saving": 1 - peaks[strategy] / peaks["python plain"],
              "step_ms": 1e3 * statistics.median(seconds[strategy]),
-             "time_ratio": statistics.median(a / b for a, b in zip(seconds[strategy], plain)),
+             "time_ratio": ratio(seconds, strategy), "cpu_ratio": ratio(cpu_seconds, strategy),
              "gradients_equal": equal[strategy]} for strategy in STRATEGIES]
 
 

@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <cstdio>
+#include <ctime>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -70,7 +70,7 @@ struct Competitor {
   Strategy strategy;
   std::shared_ptr<remat::Backbone> model;
   StepResult result;
-  std::vector<double> seconds, ratios;
+  std::vector<double> seconds, ratios, cpu_seconds, cpu_ratios;
 };
 
 std::vector<torch::Tensor> gradients(const torch::nn::Module& model) {
@@ -79,8 +79,8 @@ std::vector<torch::Tensor> gradients(const torch::nn::Module& model) {
   return list;
 }
 
-/// Runs one step; returns its seconds and notes its peak and counters.
-double step(Competitor& competitor, const torch::Tensor& images, const torch::Tensor& labels) {
+/// Runs one step; notes its times, peak and counters.
+void step(Competitor& competitor, const torch::Tensor& images, const torch::Tensor& labels) {
   for (torch::Tensor& parameter : competitor.model->parameters()) {
     if (!parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
     parameter.mutable_grad().zero_();
@@ -88,15 +88,17 @@ double step(Competitor& competitor, const torch::Tensor& images, const torch::Te
   remat::reset_statistics();
   const remat::MemoryMeter meter;
 
+  const std::clock_t cpu_start = std::clock();
   const auto start = std::chrono::steady_clock::now();
   torch::cross_entropy_loss(competitor.model->forward(images), labels).backward();
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
 
+  competitor.seconds.push_back(time.count());
+  competitor.cpu_seconds.push_back(static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC);
   const auto statistics = remat::statistics();
   competitor.result.peak_mib = meter.peak().mebibytes();
   competitor.result.recorded_operations = statistics.recorded_operations;
   competitor.result.recomputed_operations = statistics.recomputed_operations;
-  return time.count();
 }
 
 /// With `--turns`: waits until it is this program's turn, so that another one can alternate with
@@ -119,7 +121,7 @@ std::vector<StepResult> measure_model(const std::string& name, const Settings& s
     if (strategy.name != "plain" && !std::regex_search(strategy.name, wanted)) continue;
     torch::manual_seed(0);
     auto model = strategy.create(std::stoi(name.substr(6)));
-    competitors.push_back({std::move(strategy), std::move(model), {}, {}, {}});
+    competitors.push_back({std::move(strategy), std::move(model), {}, {}, {}, {}, {}});
   }
 
   // The first round checks, and lets each plan measure its units.
@@ -134,15 +136,19 @@ std::vector<StepResult> measure_model(const std::string& name, const Settings& s
     competitor.result.gradients_equal = true;
     for (std::size_t i = 0; i < found.size(); ++i)
       if (!torch::equal(found[i], expected[i])) competitor.result.gradients_equal = false;
+    competitor.seconds.clear();
+    competitor.cpu_seconds.clear();
   }
   end_turn(settings);
 
   for (std::int64_t round = 0; round < settings.repeats; ++round) {
     wait_for_turn(settings);
-    for (Competitor& competitor : competitors)
-      competitor.seconds.push_back(step(competitor, images, labels));
-    for (Competitor& competitor : competitors)
-      competitor.ratios.push_back(competitor.seconds.back() / competitors[0].seconds.back());
+    for (Competitor& competitor : competitors) step(competitor, images, labels);
+    for (Competitor& competitor : competitors) {
+      const Competitor& plain = competitors[0];
+      competitor.ratios.push_back(competitor.seconds.back() / plain.seconds.back());
+      competitor.cpu_ratios.push_back(competitor.cpu_seconds.back() / plain.cpu_seconds.back());
+    }
     end_turn(settings);
   }
 
@@ -154,6 +160,7 @@ std::vector<StepResult> measure_model(const std::string& name, const Settings& s
     result.saving = 1 - result.peak_mib / competitors[0].result.peak_mib;
     result.step_ms = 1e3 * median(competitor.seconds);
     result.time_ratio = median(competitor.ratios);
+    result.cpu_ratio = median(competitor.cpu_ratios);
     result.segments = competitor.model->segments();
     results.push_back(result);
   }
