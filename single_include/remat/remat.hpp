@@ -12,6 +12,7 @@
 //   remat/backbones/backbone.hpp
 //   remat/plan/plan.hpp
 //   remat/backbones/chain_backbone.hpp
+//   remat/detail/stable_list.hpp
 //   remat/engine/operator_facts.hpp
 //   remat/libtorch/dispatch.hpp
 //   remat/engine/operator_traits.hpp
@@ -274,6 +275,14 @@ struct Geometry {
   }
 
   std::int64_t nbytes() const { return numel() * static_cast<std::int64_t>(dtype.itemsize()); }
+
+  /// The part of the storage, in bytes, that lies between the first and the last element.
+  std::pair<std::size_t, std::size_t> span() const {
+    if (numel() == 0) return {0, 0};
+    std::int64_t last = offset;
+    for (std::size_t i = 0; i < sizes_and_strides.size(); ++i) last += (sizes()[i] - 1) * strides()[i];
+    return {static_cast<std::size_t>(offset) * dtype.itemsize(), static_cast<std::size_t>(last + 1) * dtype.itemsize()};
+  }
 };
 
 /// A tensor without autograd history over `storage`.
@@ -900,6 +909,59 @@ class ChainBackbone : public Backbone {
 
 #include <concepts>
 
+#include <bit>
+#include <new>
+
+namespace remat::detail {
+
+/// A list that only grows at its end and never moves an element. Chunk k holds `FirstChunk << k` elements, so that a tape of
+/// three operations is as cheap as one of a hundred thousand is compact; std::deque allocates 512 bytes at a time, from the start.
+template <class Element, std::size_t FirstChunk = 8>
+class StableList {
+  static_assert(std::has_single_bit(FirstChunk), "the size of the first chunk is a power of two");
+
+ public:
+  StableList() = default;
+  StableList(const StableList&) = delete;
+  StableList& operator=(const StableList&) = delete;
+  ~StableList() {
+    for (std::size_t i = size_; i-- > 0;) std::destroy_at(&(*this)[i]);
+    for (std::size_t k = 0; k < chunks_.size(); ++k) std::allocator<Element>().deallocate(chunks_[k], FirstChunk << k);
+  }
+
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+  Element& operator[](std::size_t index) {
+    const std::size_t chunk = chunk_of(index);
+    return chunks_[chunk][index - start_of(chunk)];
+  }
+  const Element& operator[](std::size_t index) const { return const_cast<StableList&>(*this)[index]; }
+
+  template <class... Arguments>
+  Element& emplace_back(Arguments&&... arguments) {
+    const std::size_t chunk = chunk_of(size_);
+    if (chunk == chunks_.size()) {
+      chunks_.reserve(chunk + 1);  // so that the allocation below has an owner whatever happens
+      chunks_.push_back(std::allocator<Element>().allocate(FirstChunk << chunk));
+    }
+    Element* place = chunks_[chunk] + (size_ - start_of(chunk));
+    new (place) Element(std::forward<Arguments>(arguments)...);
+    ++size_;
+    return *place;
+  }
+  void push_back(Element element) { emplace_back(std::move(element)); }
+
+ private:
+  static std::size_t chunk_of(std::size_t index) { return static_cast<std::size_t>(std::bit_width(index / FirstChunk + 1)) - 1; }
+  static std::size_t start_of(std::size_t chunk) { return FirstChunk * ((std::size_t{1} << chunk) - 1); }
+
+  std::vector<Element*> chunks_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace remat::detail
+
 /// Facts about LibTorch's operations that their schemas do not state, in one place.
 ///
 /// `tests/integration/hidden_writes.test.cpp` runs every operation that torch::nn uses and compares all arguments before and
@@ -1201,26 +1263,62 @@ inline bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
-/// Puts a recorded state back while it lives, and the generator's own state afterwards, so that the outer stream of numbers is untouched.
-class RandomStateGuard {
- public:
-  explicit RandomStateGuard(const RandomState& recorded) : generator_(recorded.generator) {
-    if (!generator_.defined()) return;
-    current_ = state_of(generator_);
-    set_state(generator_, recorded.state);
-  }
-  ~RandomStateGuard() {
-    if (generator_.defined()) set_state(generator_, current_);
-  }
-  RandomStateGuard(const RandomStateGuard&) = delete;
-  RandomStateGuard& operator=(const RandomStateGuard&) = delete;
+/// Serialises the operations that can only draw from a device's default generator, among regions and their recomputes.
+inline std::mutex& shared_generator_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
 
- private:
-  at::Generator generator_;
-  at::Tensor current_;
-};
+/// Calls `draw` and notes the generator's state before it. The default generator belongs to all threads of the process.
+///
+/// An operation with a generator argument draws from a private copy while the generator's own mutex is held, as it would be in
+/// plain: no other thread can come between. Without such an argument, a thread outside of any region still can.
+///
+/// @param given  the generator argument, or null
+template <class Draw>
+void draw_and_note(RandomState& random, c10::IValue* given, Draw draw) {
+  if (given == nullptr) {
+    std::lock_guard<std::mutex> lock(shared_generator_mutex());
+    random.state = state_of(random.generator);
+    draw();
+    return;
+  }
+  std::lock_guard<std::mutex> lock(random.generator.mutex());
+  random.state = random.generator.get_state();
+  at::Generator copy = random.generator.clone();
+  *given = copy;
+  try {
+    draw();
+  } catch (...) {
+    random.generator.set_state(copy.get_state());  // numbers that were drawn before it failed are drawn, as in plain
+    throw;
+  }
+  random.generator.set_state(copy.get_state());
+}
+
+/// Calls `draw` so that it draws what it drew in forward, and leaves the stream of numbers of the process untouched.
+template <class Draw>
+void draw_again(const RandomState& random, c10::IValue* given, Draw draw) {
+  if (given != nullptr) {
+    at::Generator copy = random.generator.clone();
+    copy.set_state(random.state);
+    *given = copy;
+    draw();
+    return;
+  }
+  std::lock_guard<std::mutex> lock(shared_generator_mutex());
+  struct Restore {
+    const at::Generator& generator;
+    at::Tensor state = state_of(generator);
+    ~Restore() { set_state(generator, state); }
+  } restore{random.generator};
+  set_state(random.generator, random.state);
+  draw();
+}
 
 }  // namespace remat::detail
+
+#include <limits>
 
 namespace remat::detail {
 
@@ -1236,10 +1334,14 @@ struct Version {
 
   static Version of(const at::Tensor& tensor) {
     Version version;
-    if (tensor.is_inference()) return version;
     version.counter = tensor.unsafeGetTensorImpl()->version_counter();
-    version.number = version.counter.current_version();
+    version.number = number_of(tensor);
     return version;
+  }
+  /// 0 for inference tensors, which have no counter.
+  static std::uint32_t number_of(const at::Tensor& tensor) {
+    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    return counter.enabled() ? counter.current_version() : 0;
   }
   std::uint32_t now() const { return counter.enabled() ? counter.current_version() : number; }
   bool is_unchanged() const { return now() == number; }
@@ -1250,18 +1352,18 @@ struct Value {
   c10::Storage held;  // external, kept, or recomputed; null: dropped
   c10::Storage lent;  // recomputed for a backward pass that keeps its graph, gone when that pass ends
   std::int64_t nbytes = 0;
-  std::uint64_t digest = 0;
+  std::uint64_t digest = 0;  // debug mode: of what the first reader saw; 0: none
   OperationId producer = none;  // none: external, it existed before or was made where the recorder does not look
   RegionId scope = none;        // the innermost region that encloses all its uses
   std::int32_t need = 0;        // saved tensors that wait for it and live operations that read it
   std::int32_t kept_from_depth = 0;  // regions this deep and deeper keep it
-  std::uint32_t version = 0;    // of the tensor that brought it, to notice a write that the recorder did not see
+  std::uint32_t version = 0;    // of the tensor when it was made or first read, to notice a write that the recorder did not see
   bool is_shared : 1 = false;   // `held` is a storage that others may write
   bool is_watched : 1 = false;  // entered in the write watch
+  bool is_written : 1 = false;  // made in place: autograd moves the version once more when the operation has returned
   bool is_fresh : 1 = false;    // made by a factory in this region and not read yet
   bool is_revocable : 1 = false;  // `held` is a region's result: the producer stays able to make it again
   bool is_recomputed : 1 = false;
-  bool has_digest : 1 = false;
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
   bool is_result : 1 = false;   // a region's result
@@ -1271,9 +1373,10 @@ struct Value {
 struct Use {
   Geometry geometry;
   Version version;
+  std::uint64_t digest = 0;      // of an external content when it was read; 0: none
   ValueId value = none;
+  std::int32_t position = none;  // in a list; none: the argument is the tensor itself
   std::uint16_t argument = 0;
-  std::int16_t position = none;  // in a list; none: the argument is the tensor itself
   c10::Device device{c10::kCPU};
   bool needs_content = true;     // false: only the geometry is read, or everything is overwritten
   bool is_written = false;       // the operation writes into it
@@ -1282,8 +1385,8 @@ struct Use {
 /// A value that an operation makes, and where it is found afterwards.
 struct Result {
   ValueId value = none;
-  std::int16_t index = none;     // among the returns; none: it is the written argument of `use`
-  std::int16_t position = none;  // in a returned list
+  std::int32_t index = none;     // among the returns; none: it is the written argument of `use`
+  std::int32_t position = none;  // in a returned list
   std::int32_t use = none;       // among the operation's uses
 };
 
@@ -1295,33 +1398,46 @@ struct Operation {
   std::size_t first_argument = 0;
   std::size_t first_use = 0;
   std::size_t first_result = 0;
-  std::uint16_t use_count = 0;
-  std::uint16_t result_count = 0;
+  std::uint32_t use_count = 0;
+  std::uint32_t result_count = 0;
   RegionId region = none;
   bool is_live = false;  // some result is dropped and needed
   float seconds = 0;     // measured on request only
 };
 
-/// A few words of a storage's bytes, mixed: notices changes that move no version counter, such as C++ SGD's.
-/// Contents of up to `sample_count` words and, with `every_byte`, of any size are read whole. 0 where bytes cannot be read cheaply.
-inline std::uint64_t digest_of(const c10::Storage& storage, bool every_byte = false) {
+/// Mixes some words of the bytes `[first, last)` of a storage: notices changes that move no version counter, such as C++ SGD's.
+/// Short contents and, with `every_byte`, any are read whole. 0 where bytes cannot be read cheaply.
+inline std::uint64_t digest_of(const c10::Storage& storage, std::size_t first, std::size_t last, bool every_byte = false) {
   constexpr std::size_t sample_count = 16;
-  if (!storage || storage.device_type() != c10::kCPU || storage.nbytes() == 0) return 0;
+  if (!storage || storage.device_type() != c10::kCPU) return 0;
+  last = std::min(last, storage.nbytes());
   const auto* bytes = static_cast<const unsigned char*>(storage.data());
-  if (bytes == nullptr) return 0;
+  if (bytes == nullptr || first >= last) return 0;
 
-  std::uint64_t hash = 0x9E3779B97F4A7C15u ^ storage.nbytes();
+  const std::size_t nbytes = last - first;
+  std::uint64_t hash = 0x9E3779B97F4A7C15u ^ nbytes;
   const auto mix = [&](std::size_t offset, std::size_t size) {
     std::uint64_t word = 0;
-    std::memcpy(&word, bytes + offset, size);
+    std::memcpy(&word, bytes + first + offset, size);
     hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
     hash ^= hash >> 32;
   };
-  const std::size_t words = storage.nbytes() / 8;
+  const std::size_t words = nbytes / 8;
   const std::size_t step = every_byte || words <= sample_count ? 1 : words / sample_count;
   for (std::size_t i = 0; i < words; i += step) mix(i * 8, 8);
-  if (storage.nbytes() % 8 != 0) mix(words * 8, storage.nbytes() % 8);
-  return hash;
+  if (nbytes % 8 != 0) mix(words * 8, nbytes % 8);
+  return hash == 0 ? 1 : hash;
+}
+
+/// Of the whole storage.
+inline std::uint64_t digest_of(const c10::Storage& storage, bool every_byte = false) {
+  return digest_of(storage, 0, std::numeric_limits<std::size_t>::max(), every_byte);
+}
+
+/// Of what a tensor can reach: parameters that share one storage are told apart.
+inline std::uint64_t digest_of(const c10::Storage& storage, const Geometry& geometry) {
+  const auto [first, last] = geometry.span();
+  return digest_of(storage, first, last);
 }
 
 }  // namespace remat::detail
@@ -1561,9 +1677,8 @@ struct attention {
 
 }  // namespace remat::keep
 
+#include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
-
-#include <deque>
 
 namespace remat::detail {
 
@@ -1592,7 +1707,7 @@ struct Region {
 /// Threads: every member is guarded by `mutex`, which is recursive because freeing part of a graph inside a backward pass ends here again.
 class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
  public:
-  Tape() = default;
+  Tape() { current_.reserve(16); }
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
   ~Tape() {
@@ -1600,18 +1715,24 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   }
 
   std::recursive_mutex mutex;
-  std::deque<Value> values;
-  std::deque<Operation> operations;
-  std::deque<Use> uses;
-  std::deque<Result> results;
-  std::deque<c10::IValue> arguments;  // with nothing in the place of tensors
-  std::deque<Region> regions;
+  StableList<Value> values;
+  StableList<Operation> operations;
+  StableList<Use> uses;
+  StableList<Result> results;
+  StableList<c10::IValue> arguments;  // with nothing in the place of tensors
+  StableList<Region, 1> regions;
   RegionId region = none;              // the innermost open one
-  ska::flat_hash_map<ValueId, Version> revocable;  // of the results that are held although their user may edit them
+  struct Unedited {
+    Version version;
+    std::uint64_t digest = 0;
+  };
+  ska::flat_hash_map<ValueId, Unedited> revocable;  // of the results that are held although their user may edit them
   std::vector<SavedTensor*> recent;    // saved since the last operation: that operation may be the one that saves them
+  std::vector<const c10::StorageImpl*> recent_memory;  // of the external tensors among those
   std::weak_ptr<void> lent_until;      // alive while a backward pass that keeps its graph will take back what it was lent
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
+  int thread_count = at::get_num_threads();
   bool measures_time = false;
   bool is_sealed = false;
 
@@ -1623,12 +1744,24 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     return found == current_.end() ? none : found->second;
   }
 
+  /// The same, unless the tensor's version shows that something wrote it where the recorder does not look (another thread, a raw
+  /// kernel that marks its argument): then nothing is known of it, and it counts as external from here on.
+  ValueId current(const at::Tensor& tensor, std::uint32_t version) const {
+    const ValueId id = current(storage_of(tensor));
+    if (id == none) return none;
+    const Value& value = values[static_cast<std::size_t>(id)];
+    if (value.is_fresh || (value.producer == none && !value.held)) return id;
+    const bool is_known = version == value.version || (value.is_written && version == value.version + 1);
+    return is_known ? id : none;
+  }
+
   /// A new value that `tensor`'s storage holds from now on.
   ValueId define(const at::Tensor& tensor, OperationId producer) {
     const auto id = static_cast<ValueId>(values.size());
     Value& value = values.emplace_back();
     value.producer = producer;
     value.nbytes = static_cast<std::int64_t>(tensor.storage().nbytes());
+    value.version = Version::number_of(tensor);
     value.scope = region;
     value.kept_from_depth = regions[static_cast<std::size_t>(region)].depth + 1;
     current_[storage_of(tensor)] = id;
@@ -1663,6 +1796,11 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     write_watch().enter(value.held.unsafeGetStorageImpl(), weak_from_this(), id);
   }
 
+  void forget_recent() {
+    recent.clear();
+    recent_memory.clear();
+  }
+
   // --- need -------------------------------------------------------------------------------------------------------------------
 
   void add_need(ValueId id) {
@@ -1681,6 +1819,16 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     if (value.need > 0 && value.producer != none) settle(value.producer);
   }
 
+  /// Holds a result in a storage that its user may edit: while it is unedited it need not be recomputed, but it can be.
+  void hold_revocably(ValueId id, const at::Tensor& tensor) {
+    Value& value = values[static_cast<std::size_t>(id)];
+    const bool was_held = is_held(value);
+    value.held = tensor.storage();
+    value.is_shared = value.is_revocable = true;
+    revocable[id] = {Version::of(tensor), digest_of(value.held)};
+    if (was_held && value.need > 0) wake(value.producer);
+  }
+
   /// Whether the content counts as there for good. A revocable one does not: its producer stays live behind it.
   static bool is_held(const Value& value) { return value.held && !value.is_revocable; }
 
@@ -1689,7 +1837,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     is_sealed = true;
     current_.clear();
     identities_.clear();
-    recent.clear();
+    forget_recent();
     last_random_state = at::Tensor();
     for (std::size_t i = 0; i < values.size(); ++i)
       if (values[i].need == 0 && values[i].held) release(static_cast<ValueId>(i));
@@ -1926,6 +2074,23 @@ inline void allow_recompute(std::string name) { detail::recomputable_operators()
 
 namespace remat::detail {
 
+/// Sums depend on how many threads share them: recompute with as many as forward had.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(int count) : before_(at::get_num_threads()), differs_(before_ != count) {
+    if (differs_) at::set_num_threads(count);
+  }
+  ~ThreadCountGuard() {
+    if (differs_) at::set_num_threads(before_);
+  }
+  ThreadCountGuard(const ThreadCountGuard&) = delete;
+  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
+
+ private:
+  int before_;
+  bool differs_;
+};
+
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
 /// A slice is a transaction. What it computes lives in its own table and moves to the tape only after the last operation has
@@ -1945,6 +2110,7 @@ class Slice {
       // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and only operations
       // that ran with it on are recorded. No graph arises: autograd's keys are excluded.
       at::AutoGradMode as_recorded(true);
+      const ThreadCountGuard threads(tape_.thread_count);
       for (const OperationId id : order_) run_operation(tape_.operations[static_cast<std::size_t>(id)]);
     }
     process_state().recomputed += static_cast<std::int64_t>(order_.size());
@@ -2017,7 +2183,7 @@ class Slice {
 
   bool is_unchanged(ValueId id) {
     const auto found = tape_.revocable.find(id);
-    return found != tape_.revocable.end() && found->second.is_unchanged();
+    return found != tape_.revocable.end() && found->second.version.is_unchanged() && found->second.digest == digest_of(value(id).held);
   }
 
   /// The bytes that a use reads, and a private copy of them if the operation writes there.
@@ -2048,7 +2214,7 @@ class Slice {
   void check_unchanged(const Operation& operation, const Use& use) {
     const Value& there = value(use.value);
     const std::uint32_t now = use.version.now();
-    if (use.version.is_unchanged() && has_same_digest(there, there.held)) return;
+    if (use.version.is_unchanged() && (use.digest == 0 || use.digest == digest_of(there.held, use.geometry))) return;
     ErrorMessage message("remat.recompute.changed");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
         .what("the tensor " + describe(use.geometry, use.device) + ", which " + operation.traits->name + " (argument " +
@@ -2060,29 +2226,66 @@ class Slice {
     throw RecomputeError(message);
   }
 
+  using WrittenContents = c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2>;  // use and private copy
+
+  /// Puts the tensors of one argument, those of uses `first` and on, into the stack; returns the next argument's first use.
+  std::size_t put_argument(const Operation& operation, std::size_t first, const WrittenContents& written, Stack& stack) {
+    const Use& use = tape_.uses[operation.first_use + first];
+    c10::IValue& argument = stack[use.argument];
+    if (use.position == none) {
+      argument = tensor_for(operation, use, written);
+      return first + 1;
+    }
+    const bool is_optional = argument.isOptionalTensorList();
+    auto list = is_optional ? c10::List<at::Tensor>() : argument.toTensorList().copy();
+    auto optional_list = is_optional ? argument.to<c10::List<OptionalTensor>>().copy() : c10::List<OptionalTensor>();
+    std::size_t i = first;
+    for (; i < operation.use_count; ++i) {
+      const Use& element = tape_.uses[operation.first_use + i];
+      if (element.argument != use.argument) break;
+      at::Tensor tensor = tensor_for(operation, element, written);
+      if (is_optional) optional_list.set(static_cast<std::size_t>(element.position), OptionalTensor(std::move(tensor)));
+      else list.set(static_cast<std::size_t>(element.position), std::move(tensor));
+    }
+    if (is_optional) argument = optional_list;
+    else argument = list;
+    return i;
+  }
+
+  /// The private copy that a use shares with a written one, since they shared memory in forward; null if it has none.
+  const c10::Storage* find_written(const Operation& operation, const Use& use, const WrittenContents& written) const {
+    for (const auto& [index, content] : written)
+      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) return &content;
+    return nullptr;
+  }
+
+  at::Tensor tensor_for(const Operation& operation, const Use& use, const WrittenContents& written) {
+    const c10::Storage* shared = find_written(operation, use, written);
+    if (shared == nullptr) return tensor_over(content_for(operation, use), use.geometry);
+    if (!use.is_written && use.needs_content) skip_read(use.value);
+    return tensor_over(*shared, use.geometry);
+  }
+
   void run_operation(Operation& operation) {
     Stack stack;
     stack.reserve(operation.traits->argument_count);
     for (std::size_t i = 0; i < operation.traits->argument_count; ++i)
       stack.push_back(tape_.arguments[operation.first_argument + i]);
 
-    c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2> written;
+    WrittenContents written;
     for (std::size_t i = 0; i < operation.use_count; ++i) {
       const Use& use = tape_.uses[operation.first_use + i];
-      if (use.is_written) written.emplace_back(static_cast<std::int32_t>(i), content_for(operation, use));
+      if (use.is_written && find_written(operation, use, written) == nullptr)
+        written.emplace_back(static_cast<std::int32_t>(i), content_for(operation, use));
+      else if (use.is_written && use.needs_content)
+        skip_read(use.value);
     }
-    for (std::size_t i = 0; i < operation.use_count; ++i) {
-      const Use& use = tape_.uses[operation.first_use + i];
-      const c10::Storage* shared = nullptr;  // arguments that shared memory in forward share it again
-      for (const auto& [index, content] : written)
-        if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) shared = &content;
-      if (shared != nullptr && !use.is_written && use.needs_content) skip_read(use.value);
-      put(stack[use.argument], use.position, tensor_over(shared != nullptr ? *shared : content_for(operation, use), use.geometry));
-    }
-    {
-      RandomStateGuard random(operation.random ? *operation.random : RandomState{});
-      operation.handle.callBoxed(&stack);
-    }
+    for (std::size_t i = 0; i < operation.use_count;) i = put_argument(operation, i, written, stack);
+    const auto call = [&] { operation.handle.callBoxed(&stack); };
+    if (operation.random) draw_again(*operation.random, generator_argument(operation, stack), call);
+    else call();
+    std::vector<at::Tensor> list;  // of the return that was unpacked last
+    std::int32_t unpacked = none;
     for (std::size_t i = 0; i < operation.result_count; ++i) {
       const Result& result = tape_.results[operation.first_result + i];
       const auto found = made_.find(result.value);
@@ -2090,8 +2293,8 @@ class Slice {
       c10::Storage storage;
       if (result.index != none) {
         const c10::IValue& returned = stack[static_cast<std::size_t>(result.index)];
-        storage = result.position == none ? returned.toTensor().storage()
-                                          : returned.toTensorVector()[static_cast<std::size_t>(result.position)].storage();
+        if (result.position != none && unpacked != result.index) list = returned.toTensorVector(), unpacked = result.index;
+        storage = result.position == none ? returned.toTensor().storage() : list[static_cast<std::size_t>(result.position)].storage();
       } else {
         for (auto& [use, content] : written)
           if (use == result.use) storage = content;
@@ -2101,28 +2304,15 @@ class Slice {
     }
   }
 
-  static bool has_same_digest(const Value& value, const c10::Storage& storage) {
-    return !value.has_digest || value.digest == digest_of(storage, value.producer != none);
-  }
-
-  static void put(c10::IValue& argument, std::int16_t position, at::Tensor tensor) {
-    if (position == none) {
-      argument = std::move(tensor);
-    } else if (argument.isOptionalTensorList()) {
-      auto list = argument.to<c10::List<OptionalTensor>>().copy();
-      list.set(static_cast<std::size_t>(position), OptionalTensor(std::move(tensor)));
-      argument = list;
-    } else {
-      auto list = argument.toTensorList().copy();
-      list.set(static_cast<std::size_t>(position), std::move(tensor));
-      argument = list;
-    }
+  static c10::IValue* generator_argument(const Operation& operation, Stack& stack) {
+    const int index = operation.traits->generator_argument;
+    return index < 0 ? nullptr : &stack[static_cast<std::size_t>(index)];
   }
 
   void check_same(const Operation& operation, ValueId id, const c10::Storage& storage) {
     const Value& expected = value(id);
     const bool has_size = static_cast<std::int64_t>(storage.nbytes()) == expected.nbytes;
-    if (has_size && has_same_digest(expected, storage)) return;
+    if (has_size && (expected.digest == 0 || expected.digest == digest_of(storage, true))) return;
     ErrorMessage message("remat.recompute.differs");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
         .what(operation.traits->name + " gave " + (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +
@@ -2232,12 +2422,14 @@ class SavedTensor final : public SavedTensorHooks {
     device_ = tensor.device();
 
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    const ValueId id = tape_->current(storage_of(tensor));
+    const ValueId id = tape_->current(tensor, version_.number);
     region_ = tape_->region;
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();
-      is_parameter_ = tensor.is_leaf() && tensor.requires_grad();
-      if (is_parameter_) digest_ = digest_of(memory_);
+      tape_->recent_memory.push_back(memory_.unsafeGetStorageImpl());
+      const at::Tensor base = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;  // linear saves weight.t()
+      is_parameter_ = base.is_leaf() && base.requires_grad();
+      if (is_parameter_) digest_ = digest_of(memory_, geometry_);
       return;
     }
     bind(id);
@@ -2251,7 +2443,7 @@ class SavedTensor final : public SavedTensorHooks {
     if (!storage) {
       std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
       storage = materialise(*tape_, value_, region_);
-    } else if (digest_ != 0 && digest_ != digest_of(storage)) {
+    } else if (digest_ != 0 && digest_ != digest_of(storage, geometry_)) {
       throw changed();
     }
     at::Tensor tensor = tensor_over(storage, geometry_);
@@ -2288,12 +2480,10 @@ class SavedTensor final : public SavedTensorHooks {
   /// A unit's cost is what it would have saved and does not.
   void count_cost(Value& value) {
     if (value.is_counted || value.held) return;
+    value.is_counted = true;
     for (RegionId id = region_; id != none; id = tape_->regions[static_cast<std::size_t>(id)].parent) {
       auto* costs = tape_->regions[static_cast<std::size_t>(id)].unit_costs;
-      if (costs == nullptr || costs->empty()) continue;
-      value.is_counted = true;
-      costs->back().saved += Bytes{value.nbytes};
-      return;
+      if (costs != nullptr && !costs->empty()) costs->back().saved += Bytes{value.nbytes};
     }
   }
 
@@ -2348,7 +2538,7 @@ class Recorder {
   struct Written {
     at::Tensor tensor;
     std::uint16_t argument;
-    std::int16_t position;
+    std::int32_t position;
     bool is_read;       // its old content matters
     bool is_external;   // nobody recorded how its old content came about
     std::int64_t nbytes;
@@ -2363,20 +2553,33 @@ class Recorder {
   static void for_each_tensor(const c10::IValue& value, OperatorTraits::Kind kind, Visit visit) {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
-      if (tensor.defined()) visit(tensor, std::int16_t{none});
+      if (tensor.defined()) visit(tensor, std::int32_t{none});
     } else if (kind == OperatorTraits::Kind::tensor_list && value.isTensorList()) {
-      std::int16_t position = 0;
+      std::int32_t position = 0;
       for (const at::Tensor& tensor : value.toTensorVector()) {
         if (tensor.defined()) visit(tensor, position);
         ++position;
       }
     } else if (kind == OperatorTraits::Kind::optional_tensor_list && value.isOptionalTensorList()) {
-      std::int16_t position = 0;
+      std::int32_t position = 0;
       for (const auto& tensor : value.toOptionalTensorVector()) {
         if (tensor && tensor->defined()) visit(*tensor, position);
         ++position;
       }
     }
+  }
+
+  /// A tensor over memory that it does not own, such as from_blob's: it may be gone before backward, unless plain holds it as well.
+  static bool is_borrowed(const at::Tensor& tensor) {
+    return tensor.storage().data_ptr().get_context() == nullptr && tensor.storage().nbytes() > 0 && tensor.is_cpu() && !tensor.requires_grad();
+  }
+
+  bool holds_borrowed() {
+    if (borrowed_.empty()) return true;
+    std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
+    return std::all_of(borrowed_.begin(), borrowed_.end(), [this](const c10::StorageImpl* storage) {
+      return std::find(tape_.recent_memory.begin(), tape_.recent_memory.end(), storage) != tape_.recent_memory.end();
+    });
   }
 
   bool writes_hidden(const OperatorTraits::Argument& traits) {
@@ -2387,7 +2590,7 @@ class Recorder {
   void inspect_arguments() {
     for (const auto& traits : traits_.arguments) {
       const bool is_hidden = traits.hidden_write_if != -2 && writes_hidden(traits);
-      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int16_t position) {
+      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
         has_tensor_ = true;
         if (!has_plain_storage(tensor)) {
           has_opaque_ = true;
@@ -2396,8 +2599,9 @@ class Recorder {
         largest_ = std::max(largest_, static_cast<std::int64_t>(tensor.nbytes()));
         if (position == none && !device_) device_ = tensor.device();
         sources_.push_back(storage_of(tensor));
+        if (is_borrowed(tensor)) borrowed_.push_back(storage_of(tensor));
         if (!traits.is_written && !is_hidden) return;
-        const bool covers = static_cast<std::int64_t>(tensor.storage().nbytes()) == tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());
+        const bool covers = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
         const bool is_read = is_hidden ? traits.hidden_write_reads : !(traits.is_overwritten && covers);
         written_.push_back({tensor, traits.index, position, is_read, true, static_cast<std::int64_t>(tensor.storage().nbytes())});
       });
@@ -2409,7 +2613,7 @@ class Recorder {
 
   bool is_recordable() {
     if (!at::GradMode::is_enabled() || thread_state().is_plain || has_opaque_ || !has_tensor_ || traits_.is_factory) return false;
-    if (!traits_.is_recordable()) return false;
+    if (!traits_.is_recordable() || !holds_borrowed()) return false;
     if (traits_.is_nondeterministic && device_ && device_->type() != c10::kCPU && !at::globalContext().deterministicAlgorithms()) return false;
     if (traits_.makes_tensors) return true;
     // It only writes: worth a record if it changes something that this region made.
@@ -2438,12 +2642,12 @@ class Recorder {
       rebind_recent(written.tensor, none);
       tape_.forget(storage_of(written.tensor));
     }
-    for_each_made([&](const at::Tensor& tensor, std::int16_t, std::int16_t) {
+    for_each_made([&](const at::Tensor& tensor, std::int32_t, std::int32_t) {
       tape_.forget(storage_of(tensor));
       // Content may come later, by a filler that the recorder sees or through a raw pointer that it does not.
       if (traits_.is_factory && at::GradMode::is_enabled() && !thread_state().is_plain) value(tape_.define(tensor, none)).is_fresh = true;
     });
-    tape_.recent.clear();
+    tape_.forget_recent();
   }
 
   /// A write is coming: whoever needs the content as it is now gets a copy, or lets go of what it can make again.
@@ -2480,10 +2684,10 @@ class Recorder {
   void for_each_made(Visit visit) {
     for (std::size_t i = 0; i < traits_.returns.size(); ++i) {
       if (!traits_.returns[i].is_tensor || traits_.returns[i].is_alias) continue;
-      for_each_tensor(returned(i), traits_.returns[i].kind, [&](const at::Tensor& tensor, std::int16_t position) {
+      for_each_tensor(returned(i), traits_.returns[i].kind, [&](const at::Tensor& tensor, std::int32_t position) {
         // Some operations return an argument's storage although their schema does not say so.
         if (has_plain_storage(tensor) && std::find(sources_.begin(), sources_.end(), storage_of(tensor)) == sources_.end())
-          visit(tensor, static_cast<std::int16_t>(i), position);
+          visit(tensor, static_cast<std::int32_t>(i), position);
       });
     }
   }
@@ -2491,13 +2695,13 @@ class Recorder {
   // --- operations that are recorded ---------------------------------------------------------------------------------------------
 
   void record() {
-    std::vector<c10::IValue> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
-    note_uses(arguments);
+    note_uses();
     for (const Written& written : written_) save_content_of(written.tensor);
-    std::unique_ptr<RandomState> random = traits_.is_random ? random_state() : nullptr;
+    std::unique_ptr<RandomState> random = traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
     const auto start = tape_.measures_time ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
-    call();
+    if (random) draw(*random);
+    else call();
     const float seconds = tape_.measures_time ? std::chrono::duration<float>(std::chrono::steady_clock::now() - start).count() : 0;
 
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
@@ -2505,29 +2709,31 @@ class Recorder {
     Operation& operation = tape_.operations.emplace_back(Operation{handle_, &traits_, std::move(random)});
     operation.seconds = seconds;
     operation.region = tape_.region;
-    operation.first_argument = tape_.arguments.size();
-    operation.first_use = tape_.uses.size();
+    operation.first_argument = first_argument_;
+    operation.first_use = first_use_;
     operation.first_result = tape_.results.size();
-    operation.use_count = static_cast<std::uint16_t>(uses_.size());
-    for (c10::IValue& argument : arguments) tape_.arguments.push_back(std::move(argument));
-    for (Use& use : uses_) tape_.uses.push_back(std::move(use));
+    operation.use_count = static_cast<std::uint32_t>(tape_.uses.size() - first_use_);
     define_results(id);
-    operation.result_count = static_cast<std::uint16_t>(tape_.results.size() - operation.first_result);
+    operation.result_count = static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
     apply_keep_policy(operation);
-    tape_.recent.clear();
+    tape_.forget_recent();
     ++process_state().recorded;
   }
 
-  /// Takes the tensors out of the arguments and notes what they refer to.
-  void note_uses(std::vector<c10::IValue>& arguments) {
+  /// Notes the arguments, with what their tensors refer to in place of the tensors. If the kernel throws these notes stay behind
+  /// without an operation, which does no harm.
+  void note_uses() {
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
+    first_argument_ = tape_.arguments.size();
+    first_use_ = tape_.uses.size();
+    for (std::size_t i = 0; i < traits_.argument_count; ++i) tape_.arguments.push_back(argument(i));
     for (Written& written : written_) written.is_external = !is_made_here(written);
     for (const auto& traits : traits_.arguments) {
-      c10::IValue& argument = arguments[traits.index];
-      for_each_tensor(argument, traits.kind, [&](const at::Tensor& tensor, std::int16_t position) {
+      c10::IValue& noted = tape_.arguments[first_argument_ + traits.index];
+      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
         const Written* written = find_written(traits.index, position);
         if (written != nullptr && !written->is_read && traits.hidden_write_if != -2) return;  // running statistics: recompute without
-        Use use;
+        Use& use = tape_.uses.emplace_back();
         use.geometry = Geometry::of(tensor);
         use.version = Version::of(tensor);
         use.device = tensor.device();
@@ -2536,14 +2742,14 @@ class Recorder {
         use.is_written = written != nullptr;
         use.needs_content = !traits.is_geometry_only && (written == nullptr || written->is_read);
         use.value = use.needs_content ? value_to_read(tensor, use.version) : value_to_overwrite(tensor);
+        if (use.needs_content && value(use.value).producer == none) use.digest = digest_of(tensor.storage(), use.geometry);
         tape_.widen_scope(use.value, tape_.region);
-        uses_.push_back(std::move(use));
       });
-      strip(argument, traits.kind);
+      strip(noted, traits.kind);
     }
   }
 
-  const Written* find_written(std::uint16_t argument, std::int16_t position) const {
+  const Written* find_written(std::uint16_t argument, std::int32_t position) const {
     for (const Written& written : written_)
       if (written.argument == argument && written.position == position) return &written;
     return nullptr;
@@ -2565,11 +2771,8 @@ class Recorder {
 
   /// The value that a tensor's storage holds. What nobody recorded is external: the storage itself is held, and watched.
   ValueId value_to_read(const at::Tensor& tensor, const Version& version) {
-    ValueId id = tape_.current(storage_of(tensor));
-    if (id != none && value(id).producer == none && !value(id).is_fresh && value(id).version != version.number) {
-      id = none;  // written since, where the recorder does not look: what earlier operations read is another value
-    }
-    if (id != none && !value(id).is_fresh) {
+    ValueId id = tape_.current(tensor, version.number);
+    if (id != none && (value(id).producer != none || value(id).held)) {
       note_digest(id, tensor);
       return id;
     }
@@ -2579,8 +2782,6 @@ class Recorder {
     external.version = version.number;
     external.held = tensor.storage();
     external.is_shared = true;
-    external.digest = digest_of(external.held);
-    external.has_digest = external.digest != 0;
     tape_.watch(id);
     return id;
   }
@@ -2594,20 +2795,19 @@ class Recorder {
   /// Debug mode: what a reader sees is what the recompute must bring, whatever happened to it since it was made.
   void note_digest(ValueId id, const at::Tensor& tensor) {
     Value& read = value(id);
-    if (!process_state().is_debug || read.has_digest || read.producer == none) return;
+    if (!process_state().is_debug || read.digest != 0 || read.producer == none) return;
     read.digest = digest_of(tensor.storage(), true);
-    read.has_digest = read.digest != 0;
   }
 
-  std::unique_ptr<RandomState> random_state() {
-    at::Generator generator;
-    if (traits_.generator_argument >= 0 && argument(static_cast<std::size_t>(traits_.generator_argument)).isGenerator())
-      generator = argument(static_cast<std::size_t>(traits_.generator_argument)).toGenerator();
-    if (!generator.defined()) generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
-    at::Tensor state = state_of(generator);
-    if (tape_.last_random_state.defined() && same_state(state, tape_.last_random_state)) state = tape_.last_random_state;
-    tape_.last_random_state = state;
-    return std::make_unique<RandomState>(RandomState{std::move(generator), std::move(state)});
+  /// Runs a random operation and notes the state from which it drew.
+  void draw(RandomState& random) {
+    c10::IValue* given = traits_.generator_argument < 0 ? nullptr : &argument(static_cast<std::size_t>(traits_.generator_argument));
+    if (given != nullptr && given->isGenerator()) random.generator = given->toGenerator();
+    if (!random.generator.defined()) random.generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
+    draw_and_note(random, given, [this] { call(); });
+    at::Tensor& last = tape_.last_random_state;
+    if (last.defined() && same_state(random.state, last)) random.state = last;
+    last = random.state;
   }
 
   void define_results(OperationId id) {
@@ -2622,13 +2822,15 @@ class Recorder {
         continue;
       }
       const ValueId before = tape_.current(storage);
+      if (value(before).producer == id) continue;  // another view of the same storage was written too
       const ValueId now = tape_.define(written.tensor, id);
+      value(now).is_written = true;
       for (SavedTensor* saved : tape_.recent)
         if (saved->value() == before) saved->rebind(now);
       tape_.results.push_back({now, none, none, use});
       made_.emplace_back(now, written.tensor.storage());
     }
-    for_each_made([&](const at::Tensor& tensor, std::int16_t index, std::int16_t position) {
+    for_each_made([&](const at::Tensor& tensor, std::int32_t index, std::int32_t position) {
       const ValueId made = tape_.define(tensor, id);
       tape_.results.push_back({made, index, position, none});
       made_.emplace_back(made, tensor.storage());
@@ -2637,8 +2839,8 @@ class Recorder {
   }
 
   std::int32_t use_of(const Written& written) const {
-    for (std::size_t i = 0; i < uses_.size(); ++i)
-      if (uses_[i].argument == written.argument && uses_[i].position == written.position) return static_cast<std::int32_t>(i);
+    for (std::size_t i = first_use_; i < tape_.uses.size(); ++i)
+      if (tape_.uses[i].argument == written.argument && tape_.uses[i].position == written.position) return static_cast<std::int32_t>(i - first_use_);
     return none;
   }
 
@@ -2677,13 +2879,15 @@ class Recorder {
   c10::DispatchKeySet keys_;
   Stack& stack_;
   std::size_t first_;
+  std::size_t first_argument_ = 0;
+  std::size_t first_use_ = 0;
   bool has_tensor_ = false;
   bool has_opaque_ = false;
   std::int64_t largest_ = 0;
   std::optional<c10::Device> device_;
   c10::SmallVector<const c10::StorageImpl*, 8> sources_;
+  c10::SmallVector<const c10::StorageImpl*, 2> borrowed_;
   c10::SmallVector<Written, 2> written_;
-  c10::SmallVector<Use, 4> uses_;
   c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;
 };
 
@@ -2849,7 +3053,9 @@ class RegionScope {
 
   ~RegionScope() {
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    tape_->regions[static_cast<std::size_t>(tape_->region)].unit_costs = nullptr;
+    Region& region = tape_->regions[static_cast<std::size_t>(tape_->region)];
+    region.unit_costs = nullptr;
+    region.keep = nullptr;  // what it captured may own what this graph hangs on
     tape_->region = parent_;
     if (!is_outermost_) return;
     tape_->seal();
@@ -2861,14 +3067,11 @@ class RegionScope {
   void keep_result(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_plain_storage(tensor)) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    const ValueId id = tape_->current(storage_of(tensor));
+    const ValueId id = tape_->current(tensor, Version::number_of(tensor));
     if (id == none) return;
     Value& value = tape_->values[static_cast<std::size_t>(id)];
     value.is_result = true;
-    if (!is_outermost_ || value.producer == none || value.held) return;
-    value.held = tensor.storage();
-    value.is_shared = value.is_revocable = true;
-    tape_->revocable[id] = Version::of(tensor);
+    if (is_outermost_ && value.producer != none) tape_->hold_revocably(id, tensor);
   }
 
   Tape& tape() { return *tape_; }
@@ -3573,7 +3776,6 @@ class NamedLayer {
 
 }  // namespace remat
 
-#include <limits>
 #include <queue>
 
 namespace remat {
@@ -4869,8 +5071,9 @@ inline void mark_recomputed(Graph& graph) {
 inline Graph graph_of(Tape& tape) {
   std::lock_guard<std::recursive_mutex> lock(tape.mutex);
   Graph graph;
-  for (const Region& region : tape.regions) graph.regions.push_back({region.name, region.parent});
-  for (const Value& value : tape.values) {
+  for (std::size_t i = 0; i < tape.regions.size(); ++i) graph.regions.push_back({tape.regions[i].name, tape.regions[i].parent});
+  for (std::size_t i = 0; i < tape.values.size(); ++i) {
+    const Value& value = tape.values[i];
     Graph::Value& copy = graph.values.emplace_back();
     copy.bytes = Bytes{value.nbytes};
     copy.producer = value.producer;
@@ -4881,18 +5084,18 @@ inline Graph graph_of(Tape& tape) {
                 : value.need > 0       ? Graph::Fate::dropped
                                        : Graph::Fate::unneeded;
   }
-  for (const Operation& operation : tape.operations) {
+  for (std::size_t index = 0; index < tape.operations.size(); ++index) {
+    const Operation& operation = tape.operations[index];
     Graph::Operation& copy = graph.operations.emplace_back();
     copy.name = operation.traits->name;
     copy.region = operation.region;
     copy.seconds = static_cast<double>(operation.seconds);
     copy.is_random = operation.random != nullptr;
-    const auto id = static_cast<std::int32_t>(graph.operations.size() - 1);
     for (std::size_t i = 0; i < operation.use_count; ++i) {
       const Use& use = tape.uses[operation.first_use + i];
       if (!use.needs_content) continue;
       copy.reads.push_back(use.value);
-      graph.values[static_cast<std::size_t>(use.value)].last_read = id;
+      graph.values[static_cast<std::size_t>(use.value)].last_read = static_cast<std::int32_t>(index);
     }
     for (std::size_t i = 0; i < operation.result_count; ++i) copy.makes.push_back(tape.results[operation.first_result + i].value);
   }
