@@ -31,8 +31,9 @@ inline c10::DispatchKeySet keys_above_recompute() {
 template <RecordFunction record>
 bool register_recorder() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(recorder_key)) return false;
-  // Leaked on purpose: destroying the library deregisters, and regions may outlive any static object.
-  auto* library = new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
+  // Never destroyed, on purpose: that would deregister, and regions may outlive any static object. A static pointer, so that
+  // leak checkers see it held.
+  static auto* library = new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<record>());
   return true;
 }
