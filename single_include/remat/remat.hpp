@@ -1067,8 +1067,9 @@ inline c10::DispatchKeySet keys_above_recompute() {
 template <RecordFunction record>
 bool register_recorder() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(recorder_key)) return false;
-  // Leaked on purpose: destroying the library deregisters, and regions may outlive any static object.
-  auto* library = new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
+  // Never destroyed, on purpose: that would deregister, and regions may outlive any static object. A static pointer, so that
+  // leak checkers see it held.
+  static auto* library = new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<record>());
   return true;
 }
@@ -5149,9 +5150,16 @@ class AllocationListener : public c10::MemoryReportingInfoBase {
  public:
   virtual void changed(std::int64_t bytes, c10::Device device) = 0;
 
-  // The signature differs between versions; the one that matches overrides.
+  // The signature differs between versions; the one that matches overrides, and `override` would refuse the other.
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
   virtual void reportMemoryUsage(void*, std::int64_t bytes, std::int64_t, std::int64_t, c10::Device device) { changed(bytes, device); }
   virtual void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device device) { changed(bytes, device); }
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
   bool memoryProfilingEnabled() const override { return true; }
 };
 
