@@ -133,19 +133,24 @@ TEST_CASE("what a backward recomputed goes as soon as it is used") {
   constexpr std::int64_t bytes = 40000;
   constexpr int length = 20;
   auto x = torch::randn({bytes / 4}, torch::requires_grad());
+  remat::MemoryMeter meter;
+  std::vector<std::int64_t> alive;  // when the gradient of each operation's result is there, from the last to the first
   auto y = remat::checkpoint(
-      [](Tensor t) {
-        for (int i = 0; i < length; ++i) t = t.sin();
+      [&](Tensor t) {
+        for (int i = 0; i < length; ++i) {
+          t = t.sin();
+          t.register_hook([&](const Tensor&) { alive.push_back(meter.current().count); });
+        }
         return t;
       },
       x);
   auto loss = y.sum();
-  std::vector<std::int64_t> alive;
-  remat::MemoryMeter meter;
+  y = Tensor();
   loss.backward();
-  const auto peak = meter.peak().count;
-  CHECK(peak <= (length - 1 + 4) * bytes);
-  CHECK(meter.current().count <= bytes);  // the gradient of x, less what the graph held
+
+  REQUIRE(alive.size() == length);
+  for (std::size_t i = 2; i < alive.size(); ++i) CHECK(alive[i] == alive[i - 1] - bytes);
+  CHECK(meter.peak().count <= (length + 3) * bytes);
 }
 
 TEST_CASE("forward's own peak is plain's and at most a kibibyte per operation") {
