@@ -3,6 +3,7 @@
 #include "tests/support/reference.hpp"
 
 #include "remat/backbones.hpp"
+#include "remat/nn.hpp"
 #include "remat/policies.hpp"
 
 #include <algorithm>
@@ -77,6 +78,16 @@ std::vector<double> first_logits(const torch::Tensor& logits, std::int64_t row) 
   const torch::Tensor start = logits.detach().select(0, row).slice(0, 0, 8).contiguous();
   return {start.data_ptr<double>(), start.data_ptr<double>() + start.numel()};
 }
+
+/// A user's module with a backbone in it.
+struct HostImpl : torch::nn::Cloneable<HostImpl> {
+  HostImpl() { reset(); }
+  void reset() override {
+    backbone = register_module("backbone", remat::create_backbone("resnet18"));
+  }
+
+  std::shared_ptr<remat::Backbone> backbone;
+};
 
 std::string error_of(const std::function<void()>& action) {
   try {
@@ -275,9 +286,7 @@ TEST_CASE("a clone has the same numbers, its own storage, and trains on its own"
   CHECK(torch::equal(before, model->named_parameters()["layer2.0.conv1.weight"]));
 }
 
-TEST_CASE(
-    "a clone as a member of a cloned module keeps its weights, and to() and train() reach its "
-    "units") {
+TEST_CASE("to() and train() reach every unit, and a clone of the result is like it") {
   const auto model = remat::create_backbone("resnet18");
 
   model->to(torch::kFloat64);
@@ -288,6 +297,35 @@ TEST_CASE(
   const auto images = torch::randn({1, 3, 32, 32}, torch::kFloat64);
   CHECK(torch::equal(model->forward(images), copy->forward(images)));
   for (const auto& module : copy->modules()) CHECK_FALSE(module->is_training());
+}
+
+TEST_CASE("a backbone inside a module that is cloned keeps its weights and its switch") {
+  const auto host = std::make_shared<HostImpl>();
+  host->backbone->enable_gradient_checkpointing(2);
+
+  const auto copy = std::dynamic_pointer_cast<HostImpl>(host->clone());
+
+  REQUIRE(copy);
+  CHECK(copy->backbone->segments() == 2);
+  const auto copied = copy->named_parameters();
+  for (const auto& item : host->named_parameters()) {
+    CHECK(torch::equal(item.value(), copied[item.key()]));
+    CHECK(item.value().data_ptr() != copied[item.key()].data_ptr());
+  }
+}
+
+TEST_CASE("a block is exempted by its name, and stays so in a clone") {
+  const auto model = remat::create_backbone("resnet18");
+  model->enable_gradient_checkpointing(2);
+
+  remat::plain(*model, "layer1.0");
+  const auto copy = std::dynamic_pointer_cast<remat::Backbone>(model->clone());
+
+  for (const auto& backbone : {model, copy}) {
+    const auto& net = dynamic_cast<const remat::ResNet18::ContainedType&>(*backbone);
+    CHECK(to_string(net.plan()) ==
+          "[0,1) checkpoint | [1,2) plain | [2,5) checkpoint | [5,9) checkpoint");
+  }
 }
 
 TEST_CASE("each ResNet is also a type, with the policy of one's choice") {
