@@ -37,8 +37,11 @@
 //   remat/nn/holder.hpp
 //   remat/nn/checkpointed.hpp
 //   remat/nn/chain_layer.hpp
+//   remat/nn/chain_units.hpp
 //   remat/plan/simulate.hpp
 //   remat/plan/balance.hpp
+//   remat/nn/chain_plan.hpp
+//   remat/nn/chain_run.hpp
 //   remat/nn/chain.hpp
 //   remat/policies/segments.hpp
 //   remat/policies/sequential.hpp
@@ -242,13 +245,15 @@ namespace remat::detail {
 
 using OptionalTensor = decltype(std::declval<c10::IValue>().toOptionalTensorVector())::value_type;
 
-/// How a tensor lies over its storage: everything that is needed to build it again over other bytes.
+/// How a tensor lies over its storage: everything that is needed to build it again over other
+/// bytes.
 struct Geometry {
   c10::impl::SizesAndStrides sizes_and_strides;
   std::int64_t offset = 0;
   c10::DispatchKeySet keys;  // device, and the conjugate and negative bits
   caffe2::TypeMeta dtype;
-  bool is_wrapped_number = false;  // a Python or C++ scalar in tensor's clothes: it does not take part in type promotion
+  bool is_wrapped_number =
+      false;  // a Python or C++ scalar in tensor's clothes: it does not take part in type promotion
 
   static Geometry of(const at::Tensor& tensor) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -257,7 +262,8 @@ struct Geometry {
     geometry.sizes_and_strides.resize(sizes.size());
     geometry.sizes_and_strides.set_sizes(sizes);
     const auto strides = tensor.strides();
-    for (std::size_t i = 0; i < strides.size(); ++i) geometry.sizes_and_strides.stride_at_unchecked(i) = strides[i];
+    for (std::size_t i = 0; i < strides.size(); ++i)
+      geometry.sizes_and_strides.stride_at_unchecked(i) = strides[i];
     geometry.offset = tensor.storage_offset();
     geometry.keys = impl->key_set();
     geometry.dtype = tensor.dtype();
@@ -265,8 +271,12 @@ struct Geometry {
     return geometry;
   }
 
-  c10::IntArrayRef sizes() const { return {sizes_and_strides.sizes_data(), sizes_and_strides.size()}; }
-  c10::IntArrayRef strides() const { return {sizes_and_strides.strides_data(), sizes_and_strides.size()}; }
+  c10::IntArrayRef sizes() const {
+    return {sizes_and_strides.sizes_data(), sizes_and_strides.size()};
+  }
+  c10::IntArrayRef strides() const {
+    return {sizes_and_strides.strides_data(), sizes_and_strides.size()};
+  }
 
   std::int64_t numel() const {
     std::int64_t count = 1;
@@ -280,14 +290,17 @@ struct Geometry {
   std::pair<std::size_t, std::size_t> span() const {
     if (numel() == 0) return {0, 0};
     std::int64_t last = offset;
-    for (std::size_t i = 0; i < sizes_and_strides.size(); ++i) last += (sizes()[i] - 1) * strides()[i];
-    return {static_cast<std::size_t>(offset) * dtype.itemsize(), static_cast<std::size_t>(last + 1) * dtype.itemsize()};
+    for (std::size_t i = 0; i < sizes_and_strides.size(); ++i)
+      last += (sizes()[i] - 1) * strides()[i];
+    return {static_cast<std::size_t>(offset) * dtype.itemsize(),
+            static_cast<std::size_t>(last + 1) * dtype.itemsize()};
   }
 };
 
 /// A tensor without autograd history over `storage`.
 inline at::Tensor tensor_over(const c10::Storage& storage, const Geometry& geometry) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), geometry.keys, geometry.dtype);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), geometry.keys,
+                                                         geometry.dtype);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_offset(geometry.offset);
   impl->set_sizes_and_strides(geometry.sizes(), geometry.strides());
@@ -298,33 +311,42 @@ inline at::Tensor tensor_over(const c10::Storage& storage, const Geometry& geome
 /// Named tensors are gone in 2.13, and with them the question.
 template <class AnyTensor>
 bool has_dimension_names(const AnyTensor& tensor) {
-  if constexpr (requires { tensor.has_names(); }) return tensor.has_names();
-  else return false;
+  if constexpr (requires { tensor.has_names(); })
+    return tensor.has_names();
+  else
+    return false;
 }
 
-/// True for an ordinary dense tensor, whose content is that of its storage. All others (sparse, oneDNN, nested,
-/// quantized, wrappers of other systems) are opaque: they are kept, never recomputed.
+/// True for an ordinary dense tensor, whose content is that of its storage. All others (sparse,
+/// oneDNN, nested, quantized, wrappers of other systems) are opaque: they are kept, never
+/// recomputed.
 inline bool has_plain_storage(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() &&
          !has_dimension_names(tensor) &&
          !tensor.unsafeGetTensorImpl()->key_set().has_any(
-             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor,
-                                  c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper}));
+             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor,
+                                  c10::DispatchKey::ZeroTensor, c10::DispatchKey::FuncTorchBatched,
+                                  c10::DispatchKey::FuncTorchGradWrapper}));
 }
 
-inline c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
 
 /// The whole storage as a flat tensor of bytes, to copy it on whatever device it lives.
 inline at::Tensor bytes_of(const c10::Storage& storage) {
   Geometry flat;
   flat.sizes_and_strides.set_sizes({static_cast<std::int64_t>(storage.nbytes())});
   flat.sizes_and_strides.stride_at_unchecked(0) = 1;
-  flat.keys = c10::DispatchKeySet(c10::computeDispatchKey(at::kByte, at::kStrided, storage.device()));
+  flat.keys =
+      c10::DispatchKeySet(c10::computeDispatchKey(at::kByte, at::kStrided, storage.device()));
   flat.dtype = caffe2::TypeMeta::Make<std::uint8_t>();
   return tensor_over(storage, flat);
 }
 
-inline c10::Storage copy_of(const c10::Storage& storage) { return at::clone(bytes_of(storage)).storage(); }
+inline c10::Storage copy_of(const c10::Storage& storage) {
+  return at::clone(bytes_of(storage)).storage();
+}
 
 inline c10::Storage uninitialised_storage(std::int64_t nbytes, c10::Device device) {
   return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device)).storage();
@@ -914,8 +936,9 @@ class ChainBackbone : public Backbone {
 
 namespace remat::detail {
 
-/// A list that only grows at its end and never moves an element. Chunk k holds `FirstChunk << k` elements, so that a tape of
-/// three operations is as cheap as one of a hundred thousand is compact; std::deque allocates 512 bytes at a time, from the start.
+/// A list that only grows at its end and never moves an element. Chunk k holds `FirstChunk << k`
+/// elements, so that a tape of three operations is as cheap as one of a hundred thousand is
+/// compact; std::deque allocates 512 bytes at a time, from the start.
 template <class Element, std::size_t FirstChunk = 8>
 class StableList {
   static_assert(std::has_single_bit(FirstChunk), "the size of the first chunk is a power of two");
@@ -926,7 +949,8 @@ class StableList {
   StableList& operator=(const StableList&) = delete;
   ~StableList() {
     for (std::size_t i = size_; i-- > 0;) std::destroy_at(&(*this)[i]);
-    for (std::size_t k = 0; k < chunks_.size(); ++k) std::allocator<Element>().deallocate(chunks_[k], FirstChunk << k);
+    for (std::size_t k = 0; k < chunks_.size(); ++k)
+      std::allocator<Element>().deallocate(chunks_[k], FirstChunk << k);
   }
 
   std::size_t size() const { return size_; }
@@ -936,7 +960,9 @@ class StableList {
     const std::size_t chunk = chunk_of(index);
     return chunks_[chunk][index - start_of(chunk)];
   }
-  const Element& operator[](std::size_t index) const { return const_cast<StableList&>(*this)[index]; }
+  const Element& operator[](std::size_t index) const {
+    return const_cast<StableList&>(*this)[index];
+  }
 
   template <class... Arguments>
   Element& emplace_back(Arguments&&... arguments) {
@@ -953,8 +979,12 @@ class StableList {
   void push_back(Element element) { emplace_back(std::move(element)); }
 
  private:
-  static std::size_t chunk_of(std::size_t index) { return static_cast<std::size_t>(std::bit_width(index / FirstChunk + 1)) - 1; }
-  static std::size_t start_of(std::size_t chunk) { return FirstChunk * ((std::size_t{1} << chunk) - 1); }
+  static std::size_t chunk_of(std::size_t index) {
+    return static_cast<std::size_t>(std::bit_width(index / FirstChunk + 1)) - 1;
+  }
+  static std::size_t start_of(std::size_t chunk) {
+    return FirstChunk * ((std::size_t{1} << chunk) - 1);
+  }
 
   std::vector<Element*> chunks_;
   std::size_t size_ = 0;
@@ -964,8 +994,8 @@ class StableList {
 
 /// Facts about LibTorch's operations that their schemas do not state, in one place.
 ///
-/// `tests/integration/hidden_writes.test.cpp` runs every operation that torch::nn uses and compares all arguments before and
-/// after, so a line that is missing here shows as a failing test.
+/// `tests/integration/hidden_writes.test.cpp` runs every operation that torch::nn uses and compares
+/// all arguments before and after, so a line that is missing here shows as a failing test.
 namespace remat::detail {
 
 /// An argument that an operation writes although its schema does not say so.
@@ -1009,32 +1039,57 @@ inline constexpr bool reads_geometry_only(std::string_view name, std::string_vie
   return is_in(name, {"aten::rand_like", "aten::randn_like", "aten::randint_like"});
 }
 
-/// Operations that make a tensor whose content somebody else may write through a raw pointer: a factory, although it takes a tensor.
+/// Operations that make a tensor whose content somebody else may write through a raw pointer: a
+/// factory, although it takes a tensor.
 inline constexpr bool is_factory(std::string_view name) {
-  return is_in(name, {"aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::zeros_like", "aten::ones_like",
-                      "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full"});
+  return is_in(name, {"aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+                      "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros",
+                      "aten::new_ones", "aten::new_full"});
 }
 
 /// In-place operations that overwrite their first argument whatever it held.
 inline constexpr bool overwrites_first_argument(std::string_view name) {
-  return is_in(name, {"aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::exponential_", "aten::geometric_",
-                      "aten::cauchy_", "aten::log_normal_", "aten::random_", "aten::zero_", "aten::fill_", "aten::copy_"});
+  return is_in(name, {"aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::exponential_",
+                      "aten::geometric_", "aten::cauchy_", "aten::log_normal_", "aten::random_",
+                      "aten::zero_", "aten::fill_", "aten::copy_"});
 }
 
-/// Operations that may give a tensor's storage another size or another tensor: what they touch is opaque.
+/// Operations that may give a tensor's storage another size or another tensor: what they touch is
+/// opaque.
 inline constexpr bool repoints(std::string_view name) {
-  return name.starts_with("aten::resize_") || name.starts_with("aten::set_") || name.starts_with("aten::_resize_output") ||
-         name.starts_with("aten::resize_as_") || name == "aten::set_data" || name == "aten::record_stream";
+  return name.starts_with("aten::resize_") || name.starts_with("aten::set_") ||
+         name.starts_with("aten::_resize_output") || name.starts_with("aten::resize_as_") ||
+         name == "aten::set_data" || name == "aten::record_stream";
 }
 
-/// Operations whose results may differ from run to run on an accelerator (the list of torch.use_deterministic_algorithms),
-/// kept there unless deterministic algorithms are switched on.
+/// Operations whose results may differ from run to run on an accelerator (the list of
+/// torch.use_deterministic_algorithms), kept there unless deterministic algorithms are switched on.
 inline constexpr bool is_nondeterministic_on_accelerators(std::string_view name) {
-  return is_in(name, {"aten::index_add", "aten::index_add_", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
-                      "aten::index_copy", "aten::index_copy_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce",
-                      "aten::scatter_reduce_", "aten::put", "aten::put_", "aten::bincount", "aten::histc", "aten::cumsum",
-                      "aten::kthvalue", "aten::median", "aten::_embedding_bag", "aten::_ctc_loss", "aten::grid_sampler_2d",
-                      "aten::grid_sampler_3d", "aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::adaptive_max_pool2d"});
+  return is_in(name, {"aten::index_add",
+                      "aten::index_add_",
+                      "aten::index_put",
+                      "aten::index_put_",
+                      "aten::_index_put_impl_",
+                      "aten::index_copy",
+                      "aten::index_copy_",
+                      "aten::scatter_add",
+                      "aten::scatter_add_",
+                      "aten::scatter_reduce",
+                      "aten::scatter_reduce_",
+                      "aten::put",
+                      "aten::put_",
+                      "aten::bincount",
+                      "aten::histc",
+                      "aten::cumsum",
+                      "aten::kthvalue",
+                      "aten::median",
+                      "aten::_embedding_bag",
+                      "aten::_ctc_loss",
+                      "aten::grid_sampler_2d",
+                      "aten::grid_sampler_3d",
+                      "aten::upsample_bilinear2d",
+                      "aten::upsample_bicubic2d",
+                      "aten::adaptive_max_pool2d"});
 }
 
 }  // namespace remat::detail
@@ -1049,8 +1104,9 @@ using OperatorHandle = c10::OperatorHandle;
 using Stack = torch::jit::Stack;
 using RecordFunction = void (*)(const OperatorHandle&, c10::DispatchKeySet, Stack*);
 
-/// The dispatch key on which the recorder sits: below autograd and autocast, above the factories' BackendSelect,
-/// with no kernel and no fallback in LibTorch 1.13 to 2.13. Newer headers reserve it, so `register_recorder` asks first.
+/// The dispatch key on which the recorder sits: below autograd and autocast, above the factories'
+/// BackendSelect, with no kernel and no fallback in LibTorch 1.13 to 2.13. Newer headers reserve
+/// it, so `register_recorder` asks first.
 inline constexpr c10::DispatchKey recorder_key = c10::DispatchKey::Fake;
 
 /// Everything below the recorder, to pass an operation on.
@@ -1058,18 +1114,22 @@ inline c10::DispatchKeySet below_recorder(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, recorder_key);
 }
 
-/// What a recompute must not meet again: autograd and its version counters, autocast (recorded arguments are already cast), the recorder.
+/// What a recompute must not meet again: autograd and its version counters, autocast (recorded
+/// arguments are already cast), the recorder.
 inline c10::DispatchKeySet keys_above_recompute() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::DispatchKeySet(recorder_key);
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+         c10::DispatchKeySet(recorder_key);
 }
 
-/// Puts `record` on the recorder's key for the rest of the process; false when somebody else holds the key.
+/// Puts `record` on the recorder's key for the rest of the process; false when somebody else holds
+/// the key.
 template <RecordFunction record>
 bool register_recorder() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(recorder_key)) return false;
-  // Never destroyed, on purpose: that would deregister, and regions may outlive any static object. A static pointer, so that
-  // leak checkers see it held.
-  static auto* library = new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
+  // Never destroyed, on purpose: that would deregister, and regions may outlive any static object.
+  // A static pointer, so that leak checkers see it held.
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<record>());
   return true;
 }
@@ -1085,17 +1145,19 @@ bool register_recorder() {
 
 namespace remat::detail {
 
-/// What the recorder needs to know of an operator, read once from its schema and from `operator_facts.hpp`.
+/// What the recorder needs to know of an operator, read once from its schema and from
+/// `operator_facts.hpp`.
 struct OperatorTraits {
   enum class Kind : std::uint8_t { tensor, tensor_list, optional_tensor_list };
 
   struct Argument {
     std::uint16_t index;
     Kind kind;
-    bool is_written = false;         // by the schema
-    bool is_geometry_only = false;   // the content does not matter
-    bool is_overwritten = false;     // written without being read
-    int hidden_write_if = -2;        // -2: no hidden write; -1: always; else the boolean argument that decides
+    bool is_written = false;        // by the schema
+    bool is_geometry_only = false;  // the content does not matter
+    bool is_overwritten = false;    // written without being read
+    int hidden_write_if =
+        -2;  // -2: no hidden write; -1: always; else the boolean argument that decides
     bool hidden_write_reads = false;
   };
 
@@ -1105,17 +1167,18 @@ struct OperatorTraits {
     bool is_alias = false;
   };
 
-  std::string name;      // "aten::convolution"
+  std::string name;  // "aten::convolution"
   std::string overload;
   std::vector<Argument> arguments;  // those that hold tensors
   std::vector<Return> returns;
   int generator_argument = -1;
   std::uint16_t argument_count = 0;
-  bool is_view = false;             // returns an alias that it does not write: unrecorded, uses carry the geometry
-  bool writes = false;              // by the schema or hidden
-  bool makes_tensors = false;       // some return is a tensor that is not an alias
+  bool is_view =
+      false;  // returns an alias that it does not write: unrecorded, uses carry the geometry
+  bool writes = false;         // by the schema or hidden
+  bool makes_tensors = false;  // some return is a tensor that is not an alias
   bool is_aten = true;
-  bool repoints = false;            // may give a tensor another storage or size
+  bool repoints = false;  // may give a tensor another storage or size
   bool is_factory = false;
   bool is_random = false;
   bool is_nondeterministic = false;
@@ -1148,7 +1211,9 @@ inline RecomputableOperators& recomputable_operators() {
   return *operators;
 }
 
-inline bool OperatorTraits::is_recordable() const { return !repoints && (is_aten || recomputable_operators().contains(name)); }
+inline bool OperatorTraits::is_recordable() const {
+  return !repoints && (is_aten || recomputable_operators().contains(name));
+}
 
 inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
@@ -1159,7 +1224,8 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
   const auto tensor_kind = [](c10::TypePtr type, Kind& kind) {
     using c10::TypeKind;
     bool is_list = false, is_optional_element = false;
-    if (type->kind() == TypeKind::OptionalType) type = type->castRaw<c10::OptionalType>()->getElementType();
+    if (type->kind() == TypeKind::OptionalType)
+      type = type->castRaw<c10::OptionalType>()->getElementType();
     if (type->kind() == TypeKind::ListType) {
       is_list = true;
       type = type->castRaw<c10::ListType>()->getElementType();
@@ -1168,7 +1234,9 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
         type = type->castRaw<c10::OptionalType>()->getElementType();
       }
     }
-    kind = !is_list ? Kind::tensor : is_optional_element ? Kind::optional_tensor_list : Kind::tensor_list;
+    kind = !is_list              ? Kind::tensor
+           : is_optional_element ? Kind::optional_tensor_list
+                                 : Kind::tensor_list;
     return type->kind() == TypeKind::TensorType;
   };
 
@@ -1178,7 +1246,8 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
     if (tensor_kind(argument.type(), traits.kind)) {
       traits.is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
       for (const HiddenWrite& write : hidden_writes)
-        if (write.operation == name && write.argument == static_cast<int>(i) && !traits.is_written) {
+        if (write.operation == name && write.argument == static_cast<int>(i) &&
+            !traits.is_written) {
           traits.hidden_write_if = write.only_if;
           traits.hidden_write_reads = write.reads;
         }
@@ -1209,19 +1278,22 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
   is_nondeterministic = is_nondeterministic_on_accelerators(name);
 }
 
-/// The traits of an operator. They live as long as the process, since tapes refer to them from any thread.
+/// The traits of an operator. They live as long as the process, since tapes refer to them from any
+/// thread.
 inline const OperatorTraits& traits_of(const OperatorHandle& handle) {
   struct Table {
     std::mutex mutex;
     std::map<std::pair<std::string, std::string>, std::unique_ptr<const OperatorTraits>> entries;
   };
   static auto* table = new Table;
-  static thread_local ska::flat_hash_map<const void*, const OperatorTraits*> cache;  // spares the lock
+  static thread_local ska::flat_hash_map<const void*, const OperatorTraits*>
+      cache;  // spares the lock
 
   const c10::FunctionSchema& schema = handle.schema();
   const OperatorTraits*& entry = cache[&schema];
   // A library that was unloaded may have left its schema's address to another one.
-  if (entry == nullptr || entry->name != schema.name() || entry->overload != schema.overload_name()) {
+  if (entry == nullptr || entry->name != schema.name() ||
+      entry->overload != schema.overload_name()) {
     std::lock_guard<std::mutex> lock(table->mutex);
     auto& shared = table->entries[{schema.name(), schema.overload_name()}];
     if (!shared) shared = std::make_unique<const OperatorTraits>(handle);
@@ -1242,7 +1314,8 @@ namespace remat::detail {
 /// Where a random operation drew its numbers, and the generator's state before it did.
 struct RandomState {
   at::Generator generator;
-  at::Tensor state;  // bytes on the CPU: 5056 for the CPU's generator, seed and offset for an accelerator's
+  at::Tensor state;  // bytes on the CPU: 5056 for the CPU's generator, seed and offset for an
+                     // accelerator's
 };
 
 inline at::Tensor state_of(const at::Generator& generator) {
@@ -1257,23 +1330,29 @@ inline void set_state(const at::Generator& generator, const at::Tensor& state) {
   handle.set_state(state);
 }
 
-inline at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
+inline at::Generator default_generator(c10::Device device) {
+  return at::globalContext().defaultGenerator(device);
+}
 
-/// Two states of the CPU's bytes: operations that carry the random tag and draw nothing share one copy.
+/// Two states of the CPU's bytes: operations that carry the random tag and draw nothing share one
+/// copy.
 inline bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
-/// Serialises the operations that can only draw from a device's default generator, among regions and their recomputes.
+/// Serialises the operations that can only draw from a device's default generator, among regions
+/// and their recomputes.
 inline std::mutex& shared_generator_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
 }
 
-/// Calls `draw` and notes the generator's state before it. The default generator belongs to all threads of the process.
+/// Calls `draw` and notes the generator's state before it. The default generator belongs to all
+/// threads of the process.
 ///
-/// An operation with a generator argument draws from a private copy while the generator's own mutex is held, as it would be in
-/// plain: no other thread can come between. Without such an argument, a thread outside of any region still can.
+/// An operation with a generator argument draws from a private copy while the generator's own mutex
+/// is held, as it would be in plain: no other thread can come between. Without such an argument, a
+/// thread outside of any region still can.
 ///
 /// @param given  the generator argument, or null
 template <class Draw>
@@ -1291,13 +1370,15 @@ void draw_and_note(RandomState& random, c10::IValue* given, Draw draw) {
   try {
     draw();
   } catch (...) {
-    random.generator.set_state(copy.get_state());  // numbers that were drawn before it failed are drawn, as in plain
+    random.generator.set_state(
+        copy.get_state());  // numbers that were drawn before it failed are drawn, as in plain
     throw;
   }
   random.generator.set_state(copy.get_state());
 }
 
-/// Calls `draw` so that it draws what it drew in forward, and leaves the stream of numbers of the process untouched.
+/// Calls `draw` so that it draws what it drew in forward, and leaves the stream of numbers of the
+/// process untouched.
 template <class Draw>
 void draw_again(const RandomState& random, c10::IValue* given, Draw draw) {
   if (given != nullptr) {
@@ -1348,39 +1429,45 @@ struct Version {
   bool is_unchanged() const { return now() == number; }
 };
 
-/// The content of one storage at one time. An in-place operation makes a new value of the same storage; views make none.
+/// The content of one storage at one time. An in-place operation makes a new value of the same
+/// storage; views make none.
 struct Value {
   c10::Storage held;  // external, kept, or recomputed; null: dropped
-  c10::Storage lent;  // recomputed for a backward pass that keeps its graph, gone when that pass ends
+  c10::Storage
+      lent;  // recomputed for a backward pass that keeps its graph, gone when that pass ends
   std::int64_t nbytes = 0;
   std::uint64_t digest = 0;  // debug mode: of what the first reader saw; 0: none
-  OperationId producer = none;  // none: external, it existed before or was made where the recorder does not look
-  RegionId scope = none;        // the innermost region that encloses all its uses
-  std::int32_t need = 0;        // saved tensors that wait for it and live operations that read it
+  OperationId producer =
+      none;  // none: external, it existed before or was made where the recorder does not look
+  RegionId scope = none;  // the innermost region that encloses all its uses
+  std::int32_t need = 0;  // saved tensors that wait for it and live operations that read it
   std::int32_t kept_from_depth = 0;  // regions this deep and deeper keep it
-  std::uint32_t version = 0;    // of the tensor when it was made or first read, to notice a write that the recorder did not see
+  std::uint32_t version = 0;    // of the tensor when it was made or first read, to notice a write
+                                // that the recorder did not see
   bool is_shared : 1 = false;   // `held` is a storage that others may write
   bool is_watched : 1 = false;  // entered in the write watch
-  bool is_written : 1 = false;  // made in place: autograd moves the version once more when the operation has returned
-  bool is_fresh : 1 = false;    // made by a factory in this region and not read yet
-  bool is_revocable : 1 = false;  // `held` is a region's result: the producer stays able to make it again
+  bool is_written : 1 =
+      false;  // made in place: autograd moves the version once more when the operation has returned
+  bool is_fresh : 1 = false;  // made by a factory in this region and not read yet
+  bool is_revocable : 1 =
+      false;  // `held` is a region's result: the producer stays able to make it again
   bool is_recomputed : 1 = false;
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
-  bool is_result : 1 = false;   // a region's result
+  bool is_result : 1 = false;  // a region's result
 };
 
 /// A value with a geometry: an argument of an operation, or a tensor that autograd saved.
 struct Use {
   Geometry geometry;
   Version version;
-  std::uint64_t digest = 0;      // of an external content when it was read; 0: none
+  std::uint64_t digest = 0;  // of an external content when it was read; 0: none
   ValueId value = none;
   std::int32_t position = none;  // in a list; none: the argument is the tensor itself
   std::uint16_t argument = 0;
   c10::Device device{c10::kCPU};
-  bool needs_content = true;     // false: only the geometry is read, or everything is overwritten
-  bool is_written = false;       // the operation writes into it
+  bool needs_content = true;  // false: only the geometry is read, or everything is overwritten
+  bool is_written = false;    // the operation writes into it
 };
 
 /// A value that an operation makes, and where it is found afterwards.
@@ -1406,9 +1493,11 @@ struct Operation {
   float seconds = 0;     // measured on request only
 };
 
-/// Mixes some words of the bytes `[first, last)` of a storage: notices changes that move no version counter, such as C++ SGD's.
-/// Short contents and, with `every_byte`, any are read whole. 0 where bytes cannot be read cheaply.
-inline std::uint64_t digest_of(const c10::Storage& storage, std::size_t first, std::size_t last, bool every_byte = false) {
+/// Mixes some words of the bytes `[first, last)` of a storage: notices changes that move no version
+/// counter, such as C++ SGD's. Short contents and, with `every_byte`, any are read whole. 0 where
+/// bytes cannot be read cheaply.
+inline std::uint64_t digest_of(const c10::Storage& storage, std::size_t first, std::size_t last,
+                               bool every_byte = false) {
   constexpr std::size_t sample_count = 16;
   if (!storage || storage.device_type() != c10::kCPU) return 0;
   last = std::min(last, storage.nbytes());
@@ -1447,10 +1536,12 @@ namespace remat::detail {
 
 class Tape;
 
-/// Who still needs the content that a storage has now: tapes enter what they refer to but do not own.
+/// Who still needs the content that a storage has now: tapes enter what they refer to but do not
+/// own.
 ///
-/// A recorder that sees a write coming (batch-norm statistics, an input edited in place) asks here first, so that a region which
-/// is waiting for its backward keeps the content it saw. One table for the process; a leaf in the order of locks.
+/// A recorder that sees a write coming (batch-norm statistics, an input edited in place) asks here
+/// first, so that a region which is waiting for its backward keeps the content it saw. One table
+/// for the process; a leaf in the order of locks.
 class REMAT_VISIBLE WriteWatch {
  public:
   struct Entry {
@@ -1470,7 +1561,9 @@ class REMAT_VISIBLE WriteWatch {
     auto& list = found->second;
     // Backward releases in the opposite order of forward: the last entry is nearly always the one.
     for (std::size_t i = list.size(); i-- > 0;) {
-      if (list[i].value != value || list[i].tape.owner_before(tape) || tape.owner_before(list[i].tape)) continue;
+      if (list[i].value != value || list[i].tape.owner_before(tape) ||
+          tape.owner_before(list[i].tape))
+        continue;
       list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
       break;
     }
@@ -1694,18 +1787,21 @@ struct Region {
   RegionId parent = none;
   int depth = 0;
   KeepPredicate keep;
-  ska::flat_hash_map<const OperatorTraits*, std::size_t> ordinals;  // operations of each kind so far, for `keep`
+  ska::flat_hash_map<const OperatorTraits*, std::size_t>
+      ordinals;  // operations of each kind so far, for `keep`
   std::vector<UnitCost>* unit_costs = nullptr;
 };
 
 /// The operations of a region and all regions inside it, with the values between them.
 ///
-/// The invariant that everything rests on: an operation is **live** exactly when one of its results is dropped and needed, and a
-/// value's **need** counts the saved tensors that wait for it and the live operations that read its content. So when a saved tensor
-/// goes away, what only it depended on goes with it, at once and without a search. Held values without need are released as soon
-/// as the tape is sealed; until then any value may still find a reader.
+/// The invariant that everything rests on: an operation is **live** exactly when one of its results
+/// is dropped and needed, and a value's **need** counts the saved tensors that wait for it and the
+/// live operations that read its content. So when a saved tensor goes away, what only it depended
+/// on goes with it, at once and without a search. Held values without need are released as soon as
+/// the tape is sealed; until then any value may still find a reader.
 ///
-/// Threads: every member is guarded by `mutex`, which is recursive because freeing part of a graph inside a backward pass ends here again.
+/// Threads: every member is guarded by `mutex`, which is recursive because freeing part of a graph
+/// inside a backward pass ends here again.
 class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
  public:
   Tape() { current_.reserve(16); }
@@ -1722,22 +1818,26 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   StableList<Result> results;
   StableList<c10::IValue> arguments;  // with nothing in the place of tensors
   StableList<Region, 1> regions;
-  RegionId region = none;              // the innermost open one
+  RegionId region = none;  // the innermost open one
   struct Unedited {
     Version version;
     std::uint64_t digest = 0;
   };
-  ska::flat_hash_map<ValueId, Unedited> revocable;  // of the results that are held although their user may edit them
-  std::vector<SavedTensor*> recent;    // saved since the last operation: that operation may be the one that saves them
+  ska::flat_hash_map<ValueId, Unedited>
+      revocable;  // of the results that are held although their user may edit them
+  std::vector<SavedTensor*>
+      recent;  // saved since the last operation: that operation may be the one that saves them
   std::vector<const c10::StorageImpl*> recent_memory;  // of the external tensors among those
-  std::weak_ptr<void> lent_until;      // alive while a backward pass that keeps its graph will take back what it was lent
+  std::weak_ptr<void> lent_until;  // alive while a backward pass that keeps its graph will take
+                                   // back what it was lent
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
   bool measures_time = false;
   bool is_sealed = false;
 
-  // --- values of storages -----------------------------------------------------------------------------------------------------
+  // --- values of storages
+  // -----------------------------------------------------------------------------------------------------
 
   /// The value that a storage holds now; none if nothing is known of it.
   ValueId current(const c10::StorageImpl* storage) const {
@@ -1745,14 +1845,16 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     return found == current_.end() ? none : found->second;
   }
 
-  /// The same, unless the tensor's version shows that something wrote it where the recorder does not look (another thread, a raw
-  /// kernel that marks its argument): then nothing is known of it, and it counts as external from here on.
+  /// The same, unless the tensor's version shows that something wrote it where the recorder does
+  /// not look (another thread, a raw kernel that marks its argument): then nothing is known of it,
+  /// and it counts as external from here on.
   ValueId current(const at::Tensor& tensor, std::uint32_t version) const {
     const ValueId id = current(storage_of(tensor));
     if (id == none) return none;
     const Value& value = values[static_cast<std::size_t>(id)];
     if (value.is_fresh || (value.producer == none && !value.held)) return id;
-    const bool is_known = version == value.version || (value.is_written && version == value.version + 1);
+    const bool is_known =
+        version == value.version || (value.is_written && version == value.version + 1);
     return is_known ? id : none;
   }
 
@@ -1771,10 +1873,12 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     return id;
   }
 
-  /// The storage's content was made where the recorder does not look: it counts as external from its next use on.
+  /// The storage's content was made where the recorder does not look: it counts as external from
+  /// its next use on.
   void forget(const c10::StorageImpl* storage) { current_.erase(storage); }
 
-  /// Lets go of the content that is held, for the storage is about to be overwritten; true if the value can still be had.
+  /// Lets go of the content that is held, for the storage is about to be overwritten; true if the
+  /// value can still be had.
   bool let_go(ValueId id) {
     Value& value = values[static_cast<std::size_t>(id)];
     if (!value.held || !value.is_shared) return true;
@@ -1784,7 +1888,8 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     return true;
   }
 
-  /// Keeps the content of a storage that others may write from now on in a copy. The copy may be shared.
+  /// Keeps the content of a storage that others may write from now on in a copy. The copy may be
+  /// shared.
   void replace_by_snapshot(ValueId id, const c10::Storage& snapshot) {
     Value& value = values[static_cast<std::size_t>(id)];
     release(id);
@@ -1802,7 +1907,8 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     recent_memory.clear();
   }
 
-  // --- need -------------------------------------------------------------------------------------------------------------------
+  // --- need
+  // -------------------------------------------------------------------------------------------------------------------
 
   void add_need(ValueId id) {
     Value& value = values[static_cast<std::size_t>(id)];
@@ -1820,7 +1926,8 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     if (value.need > 0 && value.producer != none) settle(value.producer);
   }
 
-  /// Holds a result in a storage that its user may edit: while it is unedited it need not be recomputed, but it can be.
+  /// Holds a result in a storage that its user may edit: while it is unedited it need not be
+  /// recomputed, but it can be.
   void hold_revocably(ValueId id, const at::Tensor& tensor) {
     Value& value = values[static_cast<std::size_t>(id)];
     const bool was_held = is_held(value);
@@ -1830,7 +1937,8 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     if (was_held && value.need > 0) wake(value.producer);
   }
 
-  /// Whether the content counts as there for good. A revocable one does not: its producer stays live behind it.
+  /// Whether the content counts as there for good. A revocable one does not: its producer stays
+  /// live behind it.
   static bool is_held(const Value& value) { return value.held && !value.is_revocable; }
 
   /// Ends recording: what nothing needs is released.
@@ -1844,17 +1952,22 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
       if (values[i].need == 0 && values[i].held) release(static_cast<ValueId>(i));
   }
 
-  // --- regions ----------------------------------------------------------------------------------------------------------------
+  // --- regions
+  // ----------------------------------------------------------------------------------------------------------------
 
   RegionId common_ancestor(RegionId a, RegionId b) const {
     while (a != b) {
-      if (depth(a) >= depth(b)) a = regions[static_cast<std::size_t>(a)].parent;
-      else b = regions[static_cast<std::size_t>(b)].parent;
+      if (depth(a) >= depth(b))
+        a = regions[static_cast<std::size_t>(a)].parent;
+      else
+        b = regions[static_cast<std::size_t>(b)].parent;
     }
     return a;
   }
 
-  int depth(RegionId id) const { return id == none ? -1 : regions[static_cast<std::size_t>(id)].depth; }
+  int depth(RegionId id) const {
+    return id == none ? -1 : regions[static_cast<std::size_t>(id)].depth;
+  }
 
   /// Notes that something in `user` reads the value.
   void widen_scope(ValueId id, RegionId user) {
@@ -1870,7 +1983,8 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   }
 
  private:
-  using Worklist = c10::SmallVector<OperationId, 16>;  // no recursion: chains are as long as networks are deep
+  using Worklist =
+      c10::SmallVector<OperationId, 16>;  // no recursion: chains are as long as networks are deep
 
   /// An operation becomes live: it needs what it reads, and so may the producers of that.
   void wake(OperationId first) {
@@ -1881,12 +1995,14 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
       operation.is_live = true;
       for_each_read(operation, [&](ValueId id) {
         Value& value = values[static_cast<std::size_t>(id)];
-        if (value.need++ == 0 && !is_held(value) && value.producer != none) todo.push_back(value.producer);
+        if (value.need++ == 0 && !is_held(value) && value.producer != none)
+          todo.push_back(value.producer);
       });
     }
   }
 
-  /// An operation may have lost its last wanted result: then it rests, and what only it needed goes.
+  /// An operation may have lost its last wanted result: then it rests, and what only it needed
+  /// goes.
   void settle(OperationId first) {
     Worklist todo{first};
     while (!todo.empty()) {
@@ -1903,14 +2019,16 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   bool lose_reader(ValueId id) {
     Value& value = values[static_cast<std::size_t>(id)];
     if (--value.need > 0) return false;
-    // Before the tape is sealed a later operation may still read what is there, unless it can be made again.
+    // Before the tape is sealed a later operation may still read what is there, unless it can be
+    // made again.
     if (value.held && (is_sealed || value.is_recomputed)) release(id);
     return value.producer != none;
   }
 
   bool has_wanted_result(const Operation& operation) const {
     for (std::size_t i = 0; i < operation.result_count; ++i) {
-      const Value& value = values[static_cast<std::size_t>(results[operation.first_result + i].value)];
+      const Value& value =
+          values[static_cast<std::size_t>(results[operation.first_result + i].value)];
       if (value.need > 0 && !is_held(value)) return true;
     }
     return false;
@@ -1926,7 +2044,8 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
 
   void release(ValueId id) {
     Value& value = values[static_cast<std::size_t>(id)];
-    if (value.is_watched) write_watch().leave(value.held.unsafeGetStorageImpl(), weak_from_this(), id);
+    if (value.is_watched)
+      write_watch().leave(value.held.unsafeGetStorageImpl(), weak_from_this(), id);
     value.is_watched = value.is_shared = value.is_revocable = value.is_recomputed = false;
     value.held = c10::Storage();
   }
@@ -1946,27 +2065,35 @@ namespace remat::detail {
 
 using SavedTensorHooks = torch::autograd::SavedVariableHooks;
 
-/// The autograd engine of the process with one thing added: it asks `source` for saved-tensor hooks first.
+/// The autograd engine of the process with one thing added: it asks `source` for saved-tensor hooks
+/// first.
 ///
-/// LibTorch's own default hooks exist in Python only. Everything else, execution above all, goes to the engine that was
-/// there before (in a Python process Python's), so that its hooks, anomaly mode and threads keep working. Never destroyed.
+/// LibTorch's own default hooks exist in Python only. Everything else, execution above all, goes to
+/// the engine that was there before (in a Python process Python's), so that its hooks, anomaly mode
+/// and threads keep working. Never destroyed.
 class HookEngine final : public torch::autograd::Engine {
  public:
   using Source = std::unique_ptr<SavedTensorHooks> (*)(bool& handled);
-  using NodePtr = decltype(torch::autograd::Edge::function);  // shared_ptr up to 2.8, intrusive_ptr later
+  using NodePtr =
+      decltype(torch::autograd::Edge::function);  // shared_ptr up to 2.8, intrusive_ptr later
 
-  HookEngine(torch::autograd::Engine& previous, Source source) : previous_(previous), source_(source) {}
+  HookEngine(torch::autograd::Engine& previous, Source source)
+      : previous_(previous), source_(source) {}
 
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots, const torch::autograd::variable_list& inputs,
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
     return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& task,
-                                                                 NodePtr root, torch::autograd::InputBuffer&& buffer) override {
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, NodePtr root,
+      torch::autograd::InputBuffer&& buffer) override {
     return previous_.execute_with_graph_task(task, std::move(root), std::move(buffer));
   }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override { return previous_.make_anomaly_metadata(); }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return previous_.make_anomaly_metadata();
+  }
   std::unique_ptr<SavedTensorHooks> get_default_saved_variable_hooks() override {
     bool handled = false;
     auto hooks = source_(handled);
@@ -1983,12 +2110,15 @@ enum class BackwardPass { outside, releases_graph, keeps_graph };
 
 inline BackwardPass current_backward_pass() {
   using namespace torch::autograd;
-  // The map's address is no identity (it repeats between passes), but it is null exactly outside of a backward pass.
+  // The map's address is no identity (it repeats between passes), but it is null exactly outside of
+  // a backward pass.
   if (get_current_graph_task_exec_info() == nullptr) return BackwardPass::outside;
-  return get_current_graph_task_keep_graph() ? BackwardPass::keeps_graph : BackwardPass::releases_graph;
+  return get_current_graph_task_keep_graph() ? BackwardPass::keeps_graph
+                                             : BackwardPass::releases_graph;
 }
 
-/// Ties `token` to the running backward pass: it is released when the pass ends, by success or by an exception.
+/// Ties `token` to the running backward pass: it is released when the pass ends, by success or by
+/// an exception.
 inline void attach_to_backward_pass(std::shared_ptr<void> token) {
   torch::autograd::Engine::get_default_engine().queue_callback([token = std::move(token)] {});
 }
@@ -2022,9 +2152,10 @@ struct REMAT_VISIBLE ThreadState {
   bool probe_arrived = false;
 };
 
-/// The engine's state, one object for all libraries of a process that contain this header: with default visibility the linker
-/// and the loader make one of it even under -fvisibility=hidden. Its name carries the layout's version, so that libraries with
-/// different layouts do not meet here; the second one then finds the dispatch key taken and stays off.
+/// The engine's state, one object for all libraries of a process that contain this header: with
+/// default visibility the linker and the loader make one of it even under -fvisibility=hidden. Its
+/// name carries the layout's version, so that libraries with different layouts do not meet here;
+/// the second one then finds the dispatch key taken and stays off.
 struct REMAT_VISIBLE ProcessStateLayout1 {
   std::mutex mutex;
   HookEngine* hook_engine = nullptr;
@@ -2033,7 +2164,8 @@ struct REMAT_VISIBLE ProcessStateLayout1 {
   std::string refusal;
   std::atomic<std::int64_t> regions{0}, recorded{0}, recomputed{0};
   std::atomic<bool> is_debug{std::getenv("REMAT_DEBUG") != nullptr};
-  std::atomic<bool> keeps_statistics{true};  // small side results such as a batch norm's mean; tests switch it off to drop everything
+  std::atomic<bool> keeps_statistics{true};  // small side results such as a batch norm's mean;
+                                             // tests switch it off to drop everything
 };
 
 REMAT_VISIBLE inline ProcessStateLayout1& process_state() {
@@ -2060,16 +2192,22 @@ inline void reset_statistics() {
   state.regions = state.recorded = state.recomputed = 0;
 }
 
-/// Switches the debug mode: regions remember a digest of every value that they drop, and backward compares what it recomputed.
+/// Switches the debug mode: regions remember a digest of every value that they drop, and backward
+/// compares what it recomputed.
 ///
-/// It finds what no tape can see, a write through a raw pointer, and names operation and value. Costs a pass over each value.
-/// The environment variable REMAT_DEBUG switches it on from the start.
+/// It finds what no tape can see, a write through a raw pointer, and names operation and value.
+/// Costs a pass over each value. The environment variable REMAT_DEBUG switches it on from the
+/// start.
 inline void set_debug(bool enabled) { detail::process_state().is_debug = enabled; }
 
-/// Declares that the operator `name` ("mylib::gelu") computes its results from its arguments alone, so that it may be recomputed.
+/// Declares that the operator `name` ("mylib::gelu") computes its results from its arguments alone,
+/// so that it may be recomputed.
 ///
-/// Operators outside `aten` are kept otherwise. Never declare one that communicates, or that reads or writes anything but its arguments.
-inline void allow_recompute(std::string name) { detail::recomputable_operators().allow(std::move(name)); }
+/// Operators outside `aten` are kept otherwise. Never declare one that communicates, or that reads
+/// or writes anything but its arguments.
+inline void allow_recompute(std::string name) {
+  detail::recomputable_operators().allow(std::move(name));
+}
 
 }  // namespace remat
 
@@ -2078,7 +2216,8 @@ namespace remat::detail {
 /// Sums depend on how many threads share them: recompute with as many as forward had.
 class ThreadCountGuard {
  public:
-  explicit ThreadCountGuard(int count) : before_(at::get_num_threads()), differs_(before_ != count) {
+  explicit ThreadCountGuard(int count)
+      : before_(at::get_num_threads()), differs_(before_ != count) {
     if (differs_) at::set_num_threads(count);
   }
   ~ThreadCountGuard() {
@@ -2094,25 +2233,30 @@ class ThreadCountGuard {
 
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
-/// A slice is a transaction. What it computes lives in its own table and moves to the tape only after the last operation has
-/// succeeded, so that an exception (memory exhausted, a parameter that was changed) leaves the tape as it was.
+/// A slice is a transaction. What it computes lives in its own table and moves to the tape only
+/// after the last operation has succeeded, so that an exception (memory exhausted, a parameter that
+/// was changed) leaves the tape as it was.
 ///
-/// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is neither R nor around R, that run
-/// is temporary: of its results only those stay that leave the region, for the region's own backward part comes later and will run
-/// it again. So a chain of chains costs one more run per level and the memory of one inner segment.
+/// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is
+/// neither R nor around R, that run is temporary: of its results only those stay that leave the
+/// region, for the region's own backward part comes later and will run it again. So a chain of
+/// chains costs one more run per level and the memory of one inner segment.
 class Slice {
  public:
-  Slice(Tape& tape, ValueId target, RegionId for_region) : tape_(tape), target_(target), for_region_(for_region) {}
+  Slice(Tape& tape, ValueId target, RegionId for_region)
+      : tape_(tape), target_(target), for_region_(for_region) {}
 
   c10::Storage run(bool lends) {
     collect();
     {
       c10::impl::ExcludeDispatchKeyGuard below(keys_above_recompute());
-      // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and only operations
-      // that ran with it on are recorded. No graph arises: autograd's keys are excluded.
+      // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and
+      // only operations that ran with it on are recorded. No graph arises: autograd's keys are
+      // excluded.
       at::AutoGradMode as_recorded(true);
       const ThreadCountGuard threads(tape_.thread_count);
-      for (const OperationId id : order_) run_operation(tape_.operations[static_cast<std::size_t>(id)]);
+      for (const OperationId id : order_)
+        run_operation(tape_.operations[static_cast<std::size_t>(id)]);
     }
     process_state().recomputed += static_cast<std::int64_t>(order_.size());
     return commit(lends);
@@ -2121,8 +2265,9 @@ class Slice {
  private:
   struct Made {
     c10::Storage storage;
-    std::int32_t readers = 0;          // operations of this slice that still have to read it
-    std::int32_t resting_readers = 0;  // those that will not need it again: a temporary run's readers will
+    std::int32_t readers = 0;  // operations of this slice that still have to read it
+    std::int32_t resting_readers =
+        0;  // those that will not need it again: a temporary run's readers will
     bool stays = false;
   };
 
@@ -2149,7 +2294,8 @@ class Slice {
 
     for (const OperationId id : order_) {
       const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      const bool is_lasting = tape_.common_ancestor(operation.region, for_region_) == operation.region;
+      const bool is_lasting =
+          tape_.common_ancestor(operation.region, for_region_) == operation.region;
       for (std::size_t i = 0; i < operation.use_count; ++i) {
         const Use& use = tape_.uses[operation.first_use + i];
         if (!use.needs_content || is_available(use.value)) continue;
@@ -2160,12 +2306,14 @@ class Slice {
     }
     for (const OperationId id : order_) {
       const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      for (std::size_t i = 0; i < operation.result_count; ++i) plan_stay(operation, tape_.results[operation.first_result + i].value);
+      for (std::size_t i = 0; i < operation.result_count; ++i)
+        plan_stay(operation, tape_.results[operation.first_result + i].value);
     }
     made_[target_].stays = true;
   }
 
-  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner part of a temporary run.
+  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner
+  /// part of a temporary run.
   void plan_stay(const Operation& operation, ValueId id) {
     const Value& made = value(id);
     if (made.need == 0 || is_available(id)) return;
@@ -2184,12 +2332,15 @@ class Slice {
 
   bool is_unchanged(ValueId id) {
     const auto found = tape_.revocable.find(id);
-    return found != tape_.revocable.end() && found->second.version.is_unchanged() && found->second.digest == digest_of(value(id).held);
+    return found != tape_.revocable.end() && found->second.version.is_unchanged() &&
+           found->second.digest == digest_of(value(id).held);
   }
 
   /// The bytes that a use reads, and a private copy of them if the operation writes there.
   c10::Storage content_for(const Operation& operation, const Use& use) {
-    if (!use.needs_content) return use.is_written ? uninitialised_storage(value(use.value).nbytes, use.device) : empty_storage(use.device);
+    if (!use.needs_content)
+      return use.is_written ? uninitialised_storage(value(use.value).nbytes, use.device)
+                            : empty_storage(use.device);
     const auto found = made_.find(use.value);
     if (found != made_.end() && found->second.storage) {
       Made& made = found->second;
@@ -2206,7 +2357,8 @@ class Slice {
 
   void skip_read(ValueId id) {
     const auto found = made_.find(id);
-    if (found != made_.end() && found->second.storage && --found->second.readers == 0 && !found->second.stays)
+    if (found != made_.end() && found->second.storage && --found->second.readers == 0 &&
+        !found->second.stays)
       found->second.storage = c10::Storage();
   }
 
@@ -2215,22 +2367,32 @@ class Slice {
   void check_unchanged(const Operation& operation, const Use& use) {
     const Value& there = value(use.value);
     const std::uint32_t now = use.version.now();
-    if (use.version.is_unchanged() && (use.digest == 0 || use.digest == digest_of(there.held, use.geometry))) return;
+    if (use.version.is_unchanged() &&
+        (use.digest == 0 || use.digest == digest_of(there.held, use.geometry)))
+      return;
     ErrorMessage message("remat.recompute.changed");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
-        .what("the tensor " + describe(use.geometry, use.device) + ", which " + operation.traits->name + " (argument " +
-              std::to_string(use.argument) + ") needs again, has been modified by an inplace operation: it was at version " +
-              std::to_string(use.version.number) + " in forward and is at version " + std::to_string(now) + " now" +
+        .what("the tensor " + describe(use.geometry, use.device) + ", which " +
+              operation.traits->name + " (argument " + std::to_string(use.argument) +
+              ") needs again, has been modified by an inplace operation: it was at version " +
+              std::to_string(use.version.number) + " in forward and is at version " +
+              std::to_string(now) + " now" +
               (use.version.is_unchanged() ? ", with another content" : ""))
-        .cause("something wrote into it between forward and backward, for example an optimizer step")
-        .cure("Step the optimizer after backward, give the region a clone, or exempt the layer with remat::plain");
+        .cause(
+            "something wrote into it between forward and backward, for example an optimizer step")
+        .cure(
+            "Step the optimizer after backward, give the region a clone, or exempt the layer with "
+            "remat::plain");
     throw RecomputeError(message);
   }
 
-  using WrittenContents = c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2>;  // use and private copy
+  using WrittenContents =
+      c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2>;  // use and private copy
 
-  /// Puts the tensors of one argument, those of uses `first` and on, into the stack; returns the next argument's first use.
-  std::size_t put_argument(const Operation& operation, std::size_t first, const WrittenContents& written, Stack& stack) {
+  /// Puts the tensors of one argument, those of uses `first` and on, into the stack; returns the
+  /// next argument's first use.
+  std::size_t put_argument(const Operation& operation, std::size_t first,
+                           const WrittenContents& written, Stack& stack) {
     const Use& use = tape_.uses[operation.first_use + first];
     c10::IValue& argument = stack[use.argument];
     if (use.position == none) {
@@ -2239,28 +2401,38 @@ class Slice {
     }
     const bool is_optional = argument.isOptionalTensorList();
     auto list = is_optional ? c10::List<at::Tensor>() : argument.toTensorList().copy();
-    auto optional_list = is_optional ? argument.to<c10::List<OptionalTensor>>().copy() : c10::List<OptionalTensor>();
+    auto optional_list =
+        is_optional ? argument.to<c10::List<OptionalTensor>>().copy() : c10::List<OptionalTensor>();
     std::size_t i = first;
     for (; i < operation.use_count; ++i) {
       const Use& element = tape_.uses[operation.first_use + i];
       if (element.argument != use.argument) break;
       at::Tensor tensor = tensor_for(operation, element, written);
-      if (is_optional) optional_list.set(static_cast<std::size_t>(element.position), OptionalTensor(std::move(tensor)));
-      else list.set(static_cast<std::size_t>(element.position), std::move(tensor));
+      if (is_optional)
+        optional_list.set(static_cast<std::size_t>(element.position),
+                          OptionalTensor(std::move(tensor)));
+      else
+        list.set(static_cast<std::size_t>(element.position), std::move(tensor));
     }
-    if (is_optional) argument = optional_list;
-    else argument = list;
+    if (is_optional)
+      argument = optional_list;
+    else
+      argument = list;
     return i;
   }
 
-  /// The private copy that a use shares with a written one, since they shared memory in forward; null if it has none.
-  const c10::Storage* find_written(const Operation& operation, const Use& use, const WrittenContents& written) const {
+  /// The private copy that a use shares with a written one, since they shared memory in forward;
+  /// null if it has none.
+  const c10::Storage* find_written(const Operation& operation, const Use& use,
+                                   const WrittenContents& written) const {
     for (const auto& [index, content] : written)
-      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) return &content;
+      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value)
+        return &content;
     return nullptr;
   }
 
-  at::Tensor tensor_for(const Operation& operation, const Use& use, const WrittenContents& written) {
+  at::Tensor tensor_for(const Operation& operation, const Use& use,
+                        const WrittenContents& written) {
     const c10::Storage* shared = find_written(operation, use, written);
     if (shared == nullptr) return tensor_over(content_for(operation, use), use.geometry);
     if (!use.is_written && use.needs_content) skip_read(use.value);
@@ -2281,10 +2453,13 @@ class Slice {
       else if (use.is_written && use.needs_content)
         skip_read(use.value);
     }
-    for (std::size_t i = 0; i < operation.use_count;) i = put_argument(operation, i, written, stack);
+    for (std::size_t i = 0; i < operation.use_count;)
+      i = put_argument(operation, i, written, stack);
     const auto call = [&] { operation.handle.callBoxed(&stack); };
-    if (operation.random) draw_again(*operation.random, generator_argument(operation, stack), call);
-    else call();
+    if (operation.random)
+      draw_again(*operation.random, generator_argument(operation, stack), call);
+    else
+      call();
     std::vector<at::Tensor> list;  // of the return that was unpacked last
     std::int32_t unpacked = none;
     for (std::size_t i = 0; i < operation.result_count; ++i) {
@@ -2294,8 +2469,11 @@ class Slice {
       c10::Storage storage;
       if (result.index != none) {
         const c10::IValue& returned = stack[static_cast<std::size_t>(result.index)];
-        if (result.position != none && unpacked != result.index) list = returned.toTensorVector(), unpacked = result.index;
-        storage = result.position == none ? returned.toTensor().storage() : list[static_cast<std::size_t>(result.position)].storage();
+        if (result.position != none && unpacked != result.index)
+          list = returned.toTensorVector(), unpacked = result.index;
+        storage = result.position == none
+                      ? returned.toTensor().storage()
+                      : list[static_cast<std::size_t>(result.position)].storage();
       } else {
         for (auto& [use, content] : written)
           if (use == result.use) storage = content;
@@ -2316,9 +2494,14 @@ class Slice {
     if (has_size && (expected.digest == 0 || expected.digest == digest_of(storage, true))) return;
     ErrorMessage message("remat.recompute.differs");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
-        .what(operation.traits->name + " gave " + (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +
-              " when it was recomputed, " + (has_size ? "digests differ" : "and " + std::to_string(expected.nbytes) + " in forward"))
-        .cause("the operation does not depend on its arguments alone, or its result was written through a raw pointer in forward")
+        .what(operation.traits->name + " gave " +
+              (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +
+              " when it was recomputed, " +
+              (has_size ? "digests differ"
+                        : "and " + std::to_string(expected.nbytes) + " in forward"))
+        .cause(
+            "the operation does not depend on its arguments alone, or its result was written "
+            "through a raw pointer in forward")
         .cure("Exempt the layer with remat::plain");
     throw RecomputeError(message);
   }
@@ -2326,7 +2509,8 @@ class Slice {
   RecomputeError lost(ValueId id) {
     ErrorMessage message("remat.recompute.lost");
     message.where("checkpoint \"" + tape_.name_of(value(id).scope) + "\"")
-        .what("a content of " + std::to_string(value(id).nbytes) + " bytes that backward needs is gone")
+        .what("a content of " + std::to_string(value(id).nbytes) +
+              " bytes that backward needs is gone")
         .cause("a defect of remat")
         .cure("Please report it; exempting the layer with remat::plain avoids it");
     return RecomputeError(message);
@@ -2354,7 +2538,8 @@ class Slice {
   ska::flat_hash_map<ValueId, Made> made_;
 };
 
-/// Takes back what a backward pass that keeps its graph was lent; runs when that pass ends, however it ends.
+/// Takes back what a backward pass that keeps its graph was lent; runs when that pass ends, however
+/// it ends.
 class LentUntil {
  public:
   explicit LentUntil(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
@@ -2365,7 +2550,8 @@ class LentUntil {
     take_back(*tape_);
   }
   static void take_back(Tape& tape) {
-    for (const ValueId id : tape.lent) tape.values[static_cast<std::size_t>(id)].lent = c10::Storage();
+    for (const ValueId id : tape.lent)
+      tape.values[static_cast<std::size_t>(id)].lent = c10::Storage();
     tape.lent.clear();
   }
 
@@ -2373,7 +2559,8 @@ class LentUntil {
   std::shared_ptr<Tape> tape_;
 };
 
-/// The content of a value for a saved tensor of `region`; recomputes it if it was dropped. The tape is locked by the caller.
+/// The content of a value for a saved tensor of `region`; recomputes it if it was dropped. The tape
+/// is locked by the caller.
 inline c10::Storage materialise(Tape& tape, ValueId id, RegionId region) {
   Value& value = tape.values[static_cast<std::size_t>(id)];
   if (value.lent) return value.lent;
@@ -2396,8 +2583,9 @@ namespace remat::detail {
 
 /// A tensor that autograd saved inside a region.
 ///
-/// If the region made it, only the geometry is kept and unpacking asks the tape. Otherwise (inputs, parameters, buffers, what was
-/// made unseen) it is what plain autograd keeps: the same memory, with the same check of its version.
+/// If the region made it, only the geometry is kept and unpacking asks the tape. Otherwise (inputs,
+/// parameters, buffers, what was made unseen) it is what plain autograd keeps: the same memory,
+/// with the same check of its version.
 class SavedTensor final : public SavedTensorHooks {
  public:
   explicit SavedTensor(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
@@ -2428,7 +2616,8 @@ class SavedTensor final : public SavedTensorHooks {
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();
       tape_->recent_memory.push_back(memory_.unsafeGetStorageImpl());
-      const at::Tensor base = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;  // linear saves weight.t()
+      const at::Tensor base =
+          tensor.is_view() ? at::Tensor(tensor._base()) : tensor;  // linear saves weight.t()
       is_parameter_ = base.is_leaf() && base.requires_grad();
       if (is_parameter_) digest_ = digest_of(memory_, geometry_);
       return;
@@ -2449,7 +2638,8 @@ class SavedTensor final : public SavedTensorHooks {
     }
     at::Tensor tensor = tensor_over(storage, geometry_);
     // Shared with the original, so that a graph of gradients notices later changes as in plain.
-    if (version_.counter.enabled()) tensor.unsafeGetTensorImpl()->set_version_counter(version_.counter);
+    if (version_.counter.enabled())
+      tensor.unsafeGetTensorImpl()->set_version_counter(version_.counter);
     return tensor;
   }
 
@@ -2482,7 +2672,8 @@ class SavedTensor final : public SavedTensorHooks {
   void count_cost(Value& value) {
     if (value.is_counted || value.held) return;
     value.is_counted = true;
-    for (RegionId id = region_; id != none; id = tape_->regions[static_cast<std::size_t>(id)].parent) {
+    for (RegionId id = region_; id != none;
+         id = tape_->regions[static_cast<std::size_t>(id)].parent) {
       auto* costs = tape_->regions[static_cast<std::size_t>(id)].unit_costs;
       if (costs != nullptr && !costs->empty()) costs->back().saved += Bytes{value.nbytes};
     }
@@ -2496,10 +2687,15 @@ class SavedTensor final : public SavedTensorHooks {
   RecomputeError changed() const {
     ErrorMessage message("remat.recompute.saved_tensor_changed");
     message.where("checkpoint \"" + tape_->name_of(region_) + "\"")
-        .what((is_parameter_ ? "the parameter " : "the saved tensor ") + describe(geometry_, device_) + ", needed for gradient computation, has been modified by an inplace operation: it was at version " +
+        .what((is_parameter_ ? "the parameter " : "the saved tensor ") +
+              describe(geometry_, device_) +
+              ", needed for gradient computation, has been modified by an inplace operation: it "
+              "was at version " +
               std::to_string(version_.number) + " in forward and is at version " +
               std::to_string(version_.now()) + " now")
-        .cause("it was edited between the operation that saved it and backward, for example by an optimizer step or an in-place operation")
+        .cause(
+            "it was edited between the operation that saved it and backward, for example by an "
+            "optimizer step or an in-place operation")
         .cure("Edit it after backward, or give the region a clone of it");
     return RecomputeError(message);
   }
@@ -2523,16 +2719,25 @@ class SavedTensor final : public SavedTensorHooks {
 
 namespace remat::detail {
 
-/// Notes one operation of a region while it runs: before, what it reads and will write; after, what it made.
+/// Notes one operation of a region while it runs: before, what it reads and will write; after, what
+/// it made.
 class Recorder {
  public:
-  Recorder(Tape& tape, const OperatorHandle& handle, const OperatorTraits& traits, c10::DispatchKeySet keys, Stack& stack)
-      : tape_(tape), handle_(handle), traits_(traits), keys_(keys), stack_(stack), first_(stack.size() - traits.argument_count) {}
+  Recorder(Tape& tape, const OperatorHandle& handle, const OperatorTraits& traits,
+           c10::DispatchKeySet keys, Stack& stack)
+      : tape_(tape),
+        handle_(handle),
+        traits_(traits),
+        keys_(keys),
+        stack_(stack),
+        first_(stack.size() - traits.argument_count) {}
 
   void run() {
     inspect_arguments();
-    if (is_recordable()) record();
-    else run_unrecorded();
+    if (is_recordable())
+      record();
+    else
+      run_unrecorded();
   }
 
  private:
@@ -2540,14 +2745,16 @@ class Recorder {
     at::Tensor tensor;
     std::uint16_t argument;
     std::int32_t position;
-    bool is_read;       // its old content matters
-    bool is_external;   // nobody recorded how its old content came about
+    bool is_read;      // its old content matters
+    bool is_external;  // nobody recorded how its old content came about
     std::int64_t nbytes;
   };
 
   Value& value(ValueId id) { return tape_.values[static_cast<std::size_t>(id)]; }
   c10::IValue& argument(std::size_t index) { return stack_[first_ + index]; }
-  c10::IValue& returned(std::size_t index) { return stack_[stack_.size() - traits_.returns.size() + index]; }
+  c10::IValue& returned(std::size_t index) {
+    return stack_[stack_.size() - traits_.returns.size() + index];
+  }
 
   /// Calls `visit(tensor, position)` for each defined tensor in an argument or return.
   template <class Visit>
@@ -2570,52 +2777,65 @@ class Recorder {
     }
   }
 
-  /// A tensor over memory that it does not own, such as from_blob's: it may be gone before backward, unless plain holds it as well.
+  /// A tensor over memory that it does not own, such as from_blob's: it may be gone before
+  /// backward, unless plain holds it as well.
   static bool is_borrowed(const at::Tensor& tensor) {
-    return tensor.storage().data_ptr().get_context() == nullptr && tensor.storage().nbytes() > 0 && tensor.is_cpu() && !tensor.requires_grad();
+    return tensor.storage().data_ptr().get_context() == nullptr && tensor.storage().nbytes() > 0 &&
+           tensor.is_cpu() && !tensor.requires_grad();
   }
 
   bool holds_borrowed() {
     if (borrowed_.empty()) return true;
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
     return std::all_of(borrowed_.begin(), borrowed_.end(), [this](const c10::StorageImpl* storage) {
-      return std::find(tape_.recent_memory.begin(), tape_.recent_memory.end(), storage) != tape_.recent_memory.end();
+      return std::find(tape_.recent_memory.begin(), tape_.recent_memory.end(), storage) !=
+             tape_.recent_memory.end();
     });
   }
 
   bool writes_hidden(const OperatorTraits::Argument& traits) {
     return traits.hidden_write_if == -1 ||
-           (traits.hidden_write_if >= 0 && argument(static_cast<std::size_t>(traits.hidden_write_if)).toBool());
+           (traits.hidden_write_if >= 0 &&
+            argument(static_cast<std::size_t>(traits.hidden_write_if)).toBool());
   }
 
   void inspect_arguments() {
     for (const auto& traits : traits_.arguments) {
       const bool is_hidden = traits.hidden_write_if != -2 && writes_hidden(traits);
-      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
-        has_tensor_ = true;
-        if (!has_plain_storage(tensor)) {
-          has_opaque_ = true;
-          return;
-        }
-        largest_ = std::max(largest_, static_cast<std::int64_t>(tensor.nbytes()));
-        if (position == none && !device_) device_ = tensor.device();
-        sources_.push_back(storage_of(tensor));
-        if (is_borrowed(tensor)) borrowed_.push_back(storage_of(tensor));
-        if (!traits.is_written && !is_hidden) return;
-        const bool covers = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
-        const bool is_read = is_hidden ? traits.hidden_write_reads : !(traits.is_overwritten && covers);
-        written_.push_back({tensor, traits.index, position, is_read, true, static_cast<std::int64_t>(tensor.storage().nbytes())});
-      });
+      for_each_tensor(argument(traits.index), traits.kind,
+                      [&](const at::Tensor& tensor, std::int32_t position) {
+                        has_tensor_ = true;
+                        if (!has_plain_storage(tensor)) {
+                          has_opaque_ = true;
+                          return;
+                        }
+                        largest_ = std::max(largest_, static_cast<std::int64_t>(tensor.nbytes()));
+                        if (position == none && !device_) device_ = tensor.device();
+                        sources_.push_back(storage_of(tensor));
+                        if (is_borrowed(tensor)) borrowed_.push_back(storage_of(tensor));
+                        if (!traits.is_written && !is_hidden) return;
+                        const bool covers = tensor.is_non_overlapping_and_dense() &&
+                                            tensor.nbytes() == tensor.storage().nbytes();
+                        const bool is_read = is_hidden ? traits.hidden_write_reads
+                                                       : !(traits.is_overwritten && covers);
+                        written_.push_back({tensor, traits.index, position, is_read, true,
+                                            static_cast<std::int64_t>(tensor.storage().nbytes())});
+                      });
     }
     // An argument that shares the written one's memory reads it after all.
     for (Written& written : written_)
-      written.is_read = written.is_read || std::count(sources_.begin(), sources_.end(), storage_of(written.tensor)) > 1;
+      written.is_read = written.is_read || std::count(sources_.begin(), sources_.end(),
+                                                      storage_of(written.tensor)) > 1;
   }
 
   bool is_recordable() {
-    if (!at::GradMode::is_enabled() || thread_state().is_plain || has_opaque_ || !has_tensor_ || traits_.is_factory) return false;
+    if (!at::GradMode::is_enabled() || thread_state().is_plain || has_opaque_ || !has_tensor_ ||
+        traits_.is_factory)
+      return false;
     if (!traits_.is_recordable() || !holds_borrowed()) return false;
-    if (traits_.is_nondeterministic && device_ && device_->type() != c10::kCPU && !at::globalContext().deterministicAlgorithms()) return false;
+    if (traits_.is_nondeterministic && device_ && device_->type() != c10::kCPU &&
+        !at::globalContext().deterministicAlgorithms())
+      return false;
     if (traits_.makes_tensors) return true;
     // It only writes: worth a record if it changes something that this region made.
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
@@ -2624,7 +2844,8 @@ class Recorder {
     return false;
   }
 
-  /// Made by a recorded operation, or by a factory of this region and about to be overwritten from end to end.
+  /// Made by a recorded operation, or by a factory of this region and about to be overwritten from
+  /// end to end.
   bool is_made_here(const Written& written) {
     const ValueId id = tape_.current(storage_of(written.tensor));
     return id != none && (value(id).producer != none || (value(id).is_fresh && !written.is_read));
@@ -2632,7 +2853,8 @@ class Recorder {
 
   void call() { handle_.redispatchBoxed(below_recorder(keys_), &stack_); }
 
-  // --- operations that are not recorded -----------------------------------------------------------------------------------------
+  // --- operations that are not recorded
+  // -----------------------------------------------------------------------------------------
 
   /// What it writes and makes is external from its next use on, and costs nothing if there is none.
   void run_unrecorded() {
@@ -2645,13 +2867,16 @@ class Recorder {
     }
     for_each_made([&](const at::Tensor& tensor, std::int32_t, std::int32_t) {
       tape_.forget(storage_of(tensor));
-      // Content may come later, by a filler that the recorder sees or through a raw pointer that it does not.
-      if (traits_.is_factory && at::GradMode::is_enabled() && !thread_state().is_plain) value(tape_.define(tensor, none)).is_fresh = true;
+      // Content may come later, by a filler that the recorder sees or through a raw pointer that it
+      // does not.
+      if (traits_.is_factory && at::GradMode::is_enabled() && !thread_state().is_plain)
+        value(tape_.define(tensor, none)).is_fresh = true;
     });
     tape_.forget_recent();
   }
 
-  /// A write is coming: whoever needs the content as it is now gets a copy, or lets go of what it can make again.
+  /// A write is coming: whoever needs the content as it is now gets a copy, or lets go of what it
+  /// can make again.
   void save_content_of(const at::Tensor& tensor) {
     const c10::StorageImpl* storage = storage_of(tensor);
     {
@@ -2675,39 +2900,54 @@ class Recorder {
     if (before == none) return;
     for (SavedTensor* saved : tape_.recent) {
       if (saved->value() != before) continue;
-      if (now != none) saved->rebind(now);
-      else saved->rebind(tensor.storage());
+      if (now != none)
+        saved->rebind(now);
+      else
+        saved->rebind(tensor.storage());
     }
   }
 
-  /// Calls `visit(tensor, return index, list position)` for each returned tensor with a storage of its own.
+  /// Calls `visit(tensor, return index, list position)` for each returned tensor with a storage of
+  /// its own.
   template <class Visit>
   void for_each_made(Visit visit) {
     for (std::size_t i = 0; i < traits_.returns.size(); ++i) {
       if (!traits_.returns[i].is_tensor || traits_.returns[i].is_alias) continue;
-      for_each_tensor(returned(i), traits_.returns[i].kind, [&](const at::Tensor& tensor, std::int32_t position) {
-        // Some operations return an argument's storage although their schema does not say so.
-        if (has_plain_storage(tensor) && std::find(sources_.begin(), sources_.end(), storage_of(tensor)) == sources_.end())
-          visit(tensor, static_cast<std::int32_t>(i), position);
-      });
+      for_each_tensor(
+          returned(i), traits_.returns[i].kind,
+          [&](const at::Tensor& tensor, std::int32_t position) {
+            // Some operations return an argument's storage although their schema does not say so.
+            if (has_plain_storage(tensor) &&
+                std::find(sources_.begin(), sources_.end(), storage_of(tensor)) == sources_.end())
+              visit(tensor, static_cast<std::int32_t>(i), position);
+          });
     }
   }
 
-  // --- operations that are recorded ---------------------------------------------------------------------------------------------
+  // --- operations that are recorded
+  // ---------------------------------------------------------------------------------------------
 
   void record() {
     note_uses();
     for (const Written& written : written_) save_content_of(written.tensor);
-    std::unique_ptr<RandomState> random = traits_.is_random ? std::make_unique<RandomState>() : nullptr;
+    std::unique_ptr<RandomState> random =
+        traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
-    const auto start = tape_.measures_time ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
-    if (random) draw(*random);
-    else call();
-    const float seconds = tape_.measures_time ? std::chrono::duration<float>(std::chrono::steady_clock::now() - start).count() : 0;
+    const auto start = tape_.measures_time ? std::chrono::steady_clock::now()
+                                           : std::chrono::steady_clock::time_point{};
+    if (random)
+      draw(*random);
+    else
+      call();
+    const float seconds =
+        tape_.measures_time
+            ? std::chrono::duration<float>(std::chrono::steady_clock::now() - start).count()
+            : 0;
 
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
     const auto id = static_cast<OperationId>(tape_.operations.size());
-    Operation& operation = tape_.operations.emplace_back(Operation{handle_, &traits_, std::move(random)});
+    Operation& operation =
+        tape_.operations.emplace_back(Operation{handle_, &traits_, std::move(random)});
     operation.seconds = seconds;
     operation.region = tape_.region;
     operation.first_argument = first_argument_;
@@ -2715,14 +2955,15 @@ class Recorder {
     operation.first_result = tape_.results.size();
     operation.use_count = static_cast<std::uint32_t>(tape_.uses.size() - first_use_);
     define_results(id);
-    operation.result_count = static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
+    operation.result_count =
+        static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
     apply_keep_policy(operation);
     tape_.forget_recent();
     ++process_state().recorded;
   }
 
-  /// Notes the arguments, with what their tensors refer to in place of the tensors. If the kernel throws these notes stay behind
-  /// without an operation, which does no harm.
+  /// Notes the arguments, with what their tensors refer to in place of the tensors. If the kernel
+  /// throws these notes stay behind without an operation, which does no harm.
   void note_uses() {
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
     first_argument_ = tape_.arguments.size();
@@ -2731,21 +2972,26 @@ class Recorder {
     for (Written& written : written_) written.is_external = !is_made_here(written);
     for (const auto& traits : traits_.arguments) {
       c10::IValue& noted = tape_.arguments[first_argument_ + traits.index];
-      for_each_tensor(argument(traits.index), traits.kind, [&](const at::Tensor& tensor, std::int32_t position) {
-        const Written* written = find_written(traits.index, position);
-        if (written != nullptr && !written->is_read && traits.hidden_write_if != -2) return;  // running statistics: recompute without
-        Use& use = tape_.uses.emplace_back();
-        use.geometry = Geometry::of(tensor);
-        use.version = Version::of(tensor);
-        use.device = tensor.device();
-        use.argument = traits.index;
-        use.position = position;
-        use.is_written = written != nullptr;
-        use.needs_content = !traits.is_geometry_only && (written == nullptr || written->is_read);
-        use.value = use.needs_content ? value_to_read(tensor, use.version) : value_to_overwrite(tensor);
-        if (use.needs_content && value(use.value).producer == none) use.digest = digest_of(tensor.storage(), use.geometry);
-        tape_.widen_scope(use.value, tape_.region);
-      });
+      for_each_tensor(argument(traits.index), traits.kind,
+                      [&](const at::Tensor& tensor, std::int32_t position) {
+                        const Written* written = find_written(traits.index, position);
+                        if (written != nullptr && !written->is_read && traits.hidden_write_if != -2)
+                          return;  // running statistics: recompute without
+                        Use& use = tape_.uses.emplace_back();
+                        use.geometry = Geometry::of(tensor);
+                        use.version = Version::of(tensor);
+                        use.device = tensor.device();
+                        use.argument = traits.index;
+                        use.position = position;
+                        use.is_written = written != nullptr;
+                        use.needs_content =
+                            !traits.is_geometry_only && (written == nullptr || written->is_read);
+                        use.value = use.needs_content ? value_to_read(tensor, use.version)
+                                                      : value_to_overwrite(tensor);
+                        if (use.needs_content && value(use.value).producer == none)
+                          use.digest = digest_of(tensor.storage(), use.geometry);
+                        tape_.widen_scope(use.value, tape_.region);
+                      });
       strip(noted, traits.kind);
     }
   }
@@ -2761,16 +3007,20 @@ class Recorder {
       argument = at::Tensor();
     } else if (kind == OperatorTraits::Kind::tensor_list && argument.isTensorList()) {
       c10::List<at::Tensor> empty;
-      for (std::size_t i = argument.toTensorVector().size(); i > 0; --i) empty.push_back(at::Tensor());
+      for (std::size_t i = argument.toTensorVector().size(); i > 0; --i)
+        empty.push_back(at::Tensor());
       argument = empty;
-    } else if (kind == OperatorTraits::Kind::optional_tensor_list && argument.isOptionalTensorList()) {
+    } else if (kind == OperatorTraits::Kind::optional_tensor_list &&
+               argument.isOptionalTensorList()) {
       c10::List<OptionalTensor> empty;
-      for (std::size_t i = argument.toOptionalTensorVector().size(); i > 0; --i) empty.push_back(OptionalTensor());
+      for (std::size_t i = argument.toOptionalTensorVector().size(); i > 0; --i)
+        empty.push_back(OptionalTensor());
       argument = empty;
     }
   }
 
-  /// The value that a tensor's storage holds. What nobody recorded is external: the storage itself is held, and watched.
+  /// The value that a tensor's storage holds. What nobody recorded is external: the storage itself
+  /// is held, and watched.
   ValueId value_to_read(const at::Tensor& tensor, const Version& version) {
     ValueId id = tape_.current(tensor, version.number);
     if (id != none && (value(id).producer != none || value(id).held)) {
@@ -2793,7 +3043,8 @@ class Recorder {
     return id != none ? id : tape_.define(tensor, none);
   }
 
-  /// Debug mode: what a reader sees is what the recompute must bring, whatever happened to it since it was made.
+  /// Debug mode: what a reader sees is what the recompute must bring, whatever happened to it since
+  /// it was made.
   void note_digest(ValueId id, const at::Tensor& tensor) {
     Value& read = value(id);
     if (!process_state().is_debug || read.digest != 0 || read.producer == none) return;
@@ -2802,9 +3053,12 @@ class Recorder {
 
   /// Runs a random operation and notes the state from which it drew.
   void draw(RandomState& random) {
-    c10::IValue* given = traits_.generator_argument < 0 ? nullptr : &argument(static_cast<std::size_t>(traits_.generator_argument));
+    c10::IValue* given = traits_.generator_argument < 0
+                             ? nullptr
+                             : &argument(static_cast<std::size_t>(traits_.generator_argument));
     if (given != nullptr && given->isGenerator()) random.generator = given->toGenerator();
-    if (!random.generator.defined()) random.generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
+    if (!random.generator.defined())
+      random.generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
     draw_and_note(random, given, [this] { call(); });
     at::Tensor& last = tape_.last_random_state;
     if (last.defined() && same_state(random.state, last)) random.state = last;
@@ -2815,15 +3069,17 @@ class Recorder {
     for (const Written& written : written_) {
       const c10::StorageImpl* storage = storage_of(written.tensor);
       const std::int32_t use = use_of(written);
-      const bool has_moved = std::find(sources_.begin(), sources_.end(), storage) == sources_.end() ||
-                             static_cast<std::int64_t>(written.tensor.storage().nbytes()) != written.nbytes;
+      const bool has_moved =
+          std::find(sources_.begin(), sources_.end(), storage) == sources_.end() ||
+          static_cast<std::int64_t>(written.tensor.storage().nbytes()) != written.nbytes;
       if (written.is_external || use == none || has_moved) {
         rebind_recent(written.tensor, none);
         tape_.forget(storage);
         continue;
       }
       const ValueId before = tape_.current(storage);
-      if (value(before).producer == id) continue;  // another view of the same storage was written too
+      if (value(before).producer == id)
+        continue;  // another view of the same storage was written too
       const ValueId now = tape_.define(written.tensor, id);
       value(now).is_written = true;
       for (SavedTensor* saved : tape_.recent)
@@ -2841,23 +3097,27 @@ class Recorder {
 
   std::int32_t use_of(const Written& written) const {
     for (std::size_t i = first_use_; i < tape_.uses.size(); ++i)
-      if (tape_.uses[i].argument == written.argument && tape_.uses[i].position == written.position) return static_cast<std::int32_t>(i - first_use_);
+      if (tape_.uses[i].argument == written.argument && tape_.uses[i].position == written.position)
+        return static_cast<std::int32_t>(i - first_use_);
     return none;
   }
 
-  /// Kept: what the policies of this and all enclosing regions want, and side results that are tiny beside what they come with.
+  /// Kept: what the policies of this and all enclosing regions want, and side results that are tiny
+  /// beside what they come with.
   void apply_keep_policy(const Operation& operation) {
     constexpr std::int64_t tiny_share = 64;
     const bool keeps_statistics = process_state().keeps_statistics;
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
-      made.kept_from_depth = keeps_statistics && made.nbytes * tiny_share <= largest_ ? 0 : kept_from(made);
+      made.kept_from_depth =
+          keeps_statistics && made.nbytes * tiny_share <= largest_ ? 0 : kept_from(made);
       if (made.kept_from_depth == 0) {
         made.is_shared = true;
         tape_.set_held(id, storage);
       }
     }
-    for (RegionId id = operation.region; id != none; id = tape_.regions[static_cast<std::size_t>(id)].parent) {
+    for (RegionId id = operation.region; id != none;
+         id = tape_.regions[static_cast<std::size_t>(id)].parent) {
       Region& region = tape_.regions[static_cast<std::size_t>(id)];
       if (region.keep) ++region.ordinals[&traits_];
     }
@@ -2869,7 +3129,9 @@ class Recorder {
     int depth = tape_.depth(id) + 1;
     for (; id != none; id = tape_.regions[static_cast<std::size_t>(id)].parent, --depth) {
       Region& region = tape_.regions[static_cast<std::size_t>(id)];
-      if (!region.keep || !region.keep({traits_.name, region.ordinals[&traits_], Bytes{largest_}}, Bytes{made.nbytes})) break;
+      if (!region.keep || !region.keep({traits_.name, region.ordinals[&traits_], Bytes{largest_}},
+                                       Bytes{made.nbytes}))
+        break;
     }
     return depth;
   }
@@ -2894,19 +3156,24 @@ class Recorder {
 
 /// The fallback on the recorder's dispatch key.
 inline void record_operation(const OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard once(recorder_key);  // what the kernel calls in turn is part of this operation
+  c10::impl::ExcludeDispatchKeyGuard once(
+      recorder_key);  // what the kernel calls in turn is part of this operation
   const std::shared_ptr<Tape>& tape = thread_state().tape;
   const OperatorTraits& traits = traits_of(handle);
-  const bool matters = traits.writes || (!traits.is_view && traits.makes_tensors) || traits.repoints;
-  if (!tape || !matters) handle.redispatchBoxed(below_recorder(keys), stack);
-  else Recorder(*tape, handle, traits, keys, *stack).run();
+  const bool matters =
+      traits.writes || (!traits.is_view && traits.makes_tensors) || traits.repoints;
+  if (!tape || !matters)
+    handle.redispatchBoxed(below_recorder(keys), stack);
+  else
+    Recorder(*tape, handle, traits, keys, *stack).run();
 }
 
 }  // namespace remat::detail
 
 namespace remat::detail {
 
-/// Where the hook engine gets its hooks: from the tape of the calling thread's region, if one is open.
+/// Where the hook engine gets its hooks: from the tape of the calling thread's region, if one is
+/// open.
 inline std::unique_ptr<SavedTensorHooks> saved_tensor_hooks(bool& handled) {
   ThreadState& thread = thread_state();
   if (thread.is_probing) {
@@ -2921,8 +3188,8 @@ inline std::unique_ptr<SavedTensorHooks> saved_tensor_hooks(bool& handled) {
 
 inline torch::autograd::Engine& installed_hook_engine() { return *process_state().hook_engine; }
 
-/// Whether autograd still asks our engine: libtorch_python, loaded later, installs its own over it. Asking whether the current
-/// engine is ours would not do, since it may be wrapped by another one.
+/// Whether autograd still asks our engine: libtorch_python, loaded later, installs its own over it.
+/// Asking whether the current engine is ours would not do, since it may be wrapped by another one.
 inline bool hooks_arrive() {
   ThreadState& thread = thread_state();
   thread.is_probing = true;
@@ -2932,7 +3199,8 @@ inline bool hooks_arrive() {
   return thread.probe_arrived;
 }
 
-/// Puts recorder and hooks in place at the first region, and the hooks again when somebody replaced them.
+/// Puts recorder and hooks in place at the first region, and the hooks again when somebody replaced
+/// them.
 inline bool install_engine() {
   ProcessStateLayout1& state = process_state();
   if (!state.is_refused && state.is_registered && hooks_arrive()) return true;
@@ -2941,7 +3209,9 @@ inline bool install_engine() {
   if (state.is_refused) return false;
   if (!state.is_registered) {
     if (!register_recorder<&record_operation>()) {
-      state.refusal = "the dispatch key that remat records on is taken: this LibTorch uses it, or another version of remat is loaded";
+      state.refusal =
+          "the dispatch key that remat records on is taken: this LibTorch uses it, or another "
+          "version of remat is loaded";
       state.is_refused = true;
       return false;
     }
@@ -2949,7 +3219,8 @@ inline bool install_engine() {
   }
   if (!hooks_arrive()) {
     // Leaked, like the one it may replace: threads may be inside of either.
-    state.hook_engine = new HookEngine(torch::autograd::Engine::get_default_engine(), &saved_tensor_hooks);
+    state.hook_engine =
+        new HookEngine(torch::autograd::Engine::get_default_engine(), &saved_tensor_hooks);
     torch::autograd::set_default_engine_stub(&installed_hook_engine);
   }
   return true;
@@ -2959,7 +3230,8 @@ inline bool install_engine() {
 
 namespace remat {
 
-/// Returns whether checkpointing works in this process, and the reason if it does not. Regions are plain calls then.
+/// Returns whether checkpointing works in this process, and the reason if it does not. Regions are
+/// plain calls then.
 inline EngineStatus engine_status() {
   if (detail::install_engine()) return {true, {}};
   return {false, detail::process_state().refusal};
@@ -2973,7 +3245,8 @@ inline EngineStatus engine_status() {
 namespace remat::detail {
 
 template <class Type, class Visit>
-concept VisitsItsTensors = requires(const Type& value, Visit visit) { visit_tensors(value, visit); };
+concept VisitsItsTensors =
+    requires(const Type& value, Visit visit) { visit_tensors(value, visit); };
 
 template <class Type>
 concept TupleLike = requires { std::tuple_size<Type>::value; };
@@ -2990,10 +3263,12 @@ concept RangeLike = requires(const Type& value) {
   requires !std::is_same_v<std::remove_cvref_t<decltype(*value.begin())>, Type>;
 };
 
-/// Calls `visit` for every tensor in a result: bare, or inside optional, vector, list, map, array, pair and tuple, to any depth.
+/// Calls `visit` for every tensor in a result: bare, or inside optional, vector, list, map, array,
+/// pair and tuple, to any depth.
 ///
-/// A user's own struct takes part with `template <class Visit> void visit_tensors(const Mine& mine, Visit visit)` beside it. A type
-/// that is not known holds none: its tensors are still right, they are only recomputed where a kept result would have spared that.
+/// A user's own struct takes part with `template <class Visit> void visit_tensors(const Mine& mine,
+/// Visit visit)` beside it. A type that is not known holds none: its tensors are still right, they
+/// are only recomputed where a kept result would have spared that.
 template <class Type, class Visit>
 void for_each_tensor_in(const Type& value, Visit visit) {
   if constexpr (std::is_base_of_v<at::TensorBase, Type>) {
@@ -3019,12 +3294,13 @@ struct RegionOptions {
   std::string name = "checkpoint";              ///< for messages
   std::vector<UnitCost>* unit_costs = nullptr;  ///< filled by unit, see `begin_unit`
   bool measures_time = false;
-  std::function<void(Tape&)> at_end;            ///< sees the tape when the region has ended well
+  std::function<void(Tape&)> at_end;  ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.
 inline bool records_regions() {
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && !thread_state().is_plain && install_engine();
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         !thread_state().is_plain && install_engine();
 }
 
 /// An open region. The first one on a thread makes a tape; those inside share it.
@@ -3063,8 +3339,9 @@ class RegionScope {
     thread_state().tape.reset();
   }
 
-  /// Keeps a result of the outermost region: its user holds the memory anyway, and what follows it need not be recomputed for it.
-  /// The user may edit it, so that it can be recomputed all the same.
+  /// Keeps a result of the outermost region: its user holds the memory anyway, and what follows it
+  /// need not be recomputed for it. The user may edit it, so that it can be recomputed all the
+  /// same.
   void keep_result(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_plain_storage(tensor)) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
@@ -3084,11 +3361,14 @@ class RegionScope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-/// Calls `fn(inputs...)` as a region: what autograd saves in it is let go and recomputed in backward.
+/// Calls `fn(inputs...)` as a region: what autograd saves in it is let go and recomputed in
+/// backward.
 template <class Function, class... Inputs>
 decltype(auto) run_region(const RegionOptions& options, Function&& fn, Inputs&&... inputs) {
   using ResultType = std::invoke_result_t<Function, Inputs...>;
-  if (!records_regions()) return static_cast<ResultType>(std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
+  if (!records_regions())
+    return static_cast<ResultType>(
+        std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
 
   RegionScope scope(options);
   if constexpr (std::is_void_v<ResultType>) {
@@ -3098,12 +3378,15 @@ decltype(auto) run_region(const RegionOptions& options, Function&& fn, Inputs&&.
     ResultType result = std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
     for_each_tensor_in(result, [&](const auto& tensor) { scope.keep_result(tensor); });
     if (options.at_end) options.at_end(scope.tape());
-    if constexpr (std::is_reference_v<ResultType>) return static_cast<ResultType>(result);
-    else return result;
+    if constexpr (std::is_reference_v<ResultType>)
+      return static_cast<ResultType>(result);
+    else
+      return result;
   }
 }
 
-/// Within a region that measures units: what follows belongs to the next one. The unit's output is the caller's to note.
+/// Within a region that measures units: what follows belongs to the next one. The unit's output is
+/// the caller's to note.
 inline void begin_unit() {
   ThreadState& thread = thread_state();
   if (!thread.tape) return;
@@ -3112,7 +3395,8 @@ inline void begin_unit() {
   if (region.unit_costs != nullptr) region.unit_costs->emplace_back();
 }
 
-/// While it lives, operations on this thread run as if there were no checkpoint: what they make is kept.
+/// While it lives, operations on this thread run as if there were no checkpoint: what they make is
+/// kept.
 class PlainScope {
  public:
   PlainScope() : before_(std::exchange(thread_state().is_plain, true)) {}
@@ -3128,35 +3412,42 @@ class PlainScope {
 
 namespace remat {
 
-/// Runs `fn(inputs...)` and drops the tensors that autograd would save; backward recomputes the operations it needs.
+/// Runs `fn(inputs...)` and drops the tensors that autograd would save; backward recomputes the
+/// operations it needs.
 ///
-/// `fn` runs exactly once. Any callable, any arguments, any result; tensors that `fn` captures get their gradients too.
+/// `fn` runs exactly once. Any callable, any arguments, any result; tensors that `fn` captures get
+/// their gradients too.
 ///
 /// @param fn      any callable; tensors it reads may not be edited before backward
 /// @param inputs  handed to `fn` as they are
 /// @return        exactly what `fn` returns
 /// @throws RecomputeError  in backward, if a tensor that it needs was changed in the meantime
-/// @par Keeps     the tensors that enter, the results, small side results such as a batch norm's mean, and 5 KiB of random state per
+/// @par Keeps     the tensors that enter, the results, small side results such as a batch norm's
+/// mean, and 5 KiB of random state per
 ///                random operation on the CPU
 /// @par Threads   several threads may run regions, and backward passes over them, at once
 template <class Function, class... Inputs>
   requires std::invocable<Function, Inputs...>
 decltype(auto) checkpoint(Function&& fn, Inputs&&... inputs) {
-  return detail::run_region(detail::RegionOptions{}, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+  return detail::run_region(detail::RegionOptions{}, std::forward<Function>(fn),
+                            std::forward<Inputs>(inputs)...);
 }
 
 /// As `checkpoint(fn, inputs...)`, but keeps the results for which `keep` says so.
 ///
-/// @param keep  `keep::convolutions_and_matmuls{}`, `keep::attention{}`, or a predicate of your own on `(keep::Operation, Bytes)`
+/// @param keep  `keep::convolutions_and_matmuls{}`, `keep::attention{}`, or a predicate of your own
+/// on `(keep::Operation, Bytes)`
 template <class Keep, class Function, class... Inputs>
-  requires std::predicate<const Keep&, const keep::Operation&, Bytes> && std::invocable<Function, Inputs...>
+  requires std::predicate<const Keep&, const keep::Operation&, Bytes> &&
+           std::invocable<Function, Inputs...>
 decltype(auto) checkpoint(Keep keep, Function&& fn, Inputs&&... inputs) {
   detail::RegionOptions options;
   if constexpr (!std::is_same_v<Keep, keep::nothing>) options.keep = std::move(keep);
   return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
 }
 
-/// Calls `fn(inputs...)` inside a region as if there were no checkpoint: what it makes is kept. For an operation that does not fit.
+/// Calls `fn(inputs...)` inside a region as if there were no checkpoint: what it makes is kept. For
+/// an operation that does not fit.
 template <class Function, class... Inputs>
   requires std::invocable<Function, Inputs...>
 decltype(auto) call_plain(Function&& fn, Inputs&&... inputs) {
@@ -3777,6 +4068,82 @@ class NamedLayer {
 
 }  // namespace remat
 
+namespace remat::detail {
+
+/// A unit of a chain whose nested chains are opened.
+struct ChainUnit {
+  torch::nn::AnyModule* module;
+  const torch::nn::Module* identity;
+  bool is_plain;
+
+  friend bool operator==(const ChainUnit& left, const ChainUnit& right) {
+    return left.identity == right.identity && left.is_plain == right.is_plain;
+  }
+};
+
+/// A checkpointed chain as the chain around it sees it, and as its planner does.
+class ChainStructure {
+ public:
+  virtual ~ChainStructure() = default;
+
+  /// Appends the chain's units; all are plain if `is_plain`.
+  virtual void add_units(std::vector<ChainUnit>& units, bool is_plain) const = 0;
+  /// Returns the units' names, as `named_modules()` has them below the chain.
+  virtual std::vector<std::string> unit_names() const = 0;
+  /// Returns how many units each layer has: a nested chain is a stage.
+  virtual std::vector<std::size_t> stage_sizes() const = 0;
+  /// Returns whether the chain is switched on; one that is not is plain in the chain around it.
+  virtual bool is_switched_on() const = 0;
+  /// Returns the chain's name for messages.
+  virtual std::string title() const = 0;
+
+ protected:
+  ChainStructure() = default;
+  ChainStructure(const ChainStructure&) = default;
+  ChainStructure& operator=(const ChainStructure&) = default;
+};
+
+/// Returns the units of the outermost chain.
+inline std::vector<ChainUnit> units_of(const ChainStructure& chain) {
+  std::vector<ChainUnit> units;
+  chain.add_units(units, /*is_plain=*/false);
+  return units;
+}
+
+inline void add_units_of_module(torch::nn::AnyModule& module, bool is_plain,
+                                std::vector<ChainUnit>& units) {
+  const auto pointer = module.ptr();
+  if (const auto* chain = dynamic_cast<const ChainStructure*>(pointer.get()))
+    chain->add_units(units, is_plain || !chain->is_switched_on());
+  else
+    units.push_back({&module, pointer.get(), is_plain});
+}
+
+/// Appends the units of a layer: itself, or those of the chain that it is.
+inline void add_units_of_layer(const ChainLayer& layer, bool is_plain,
+                               std::vector<ChainUnit>& units) {
+  is_plain = is_plain || layer.is_plain();
+  if (layer.sequential() == nullptr) return add_units_of_module(layer.unit(), is_plain, units);
+  for (auto& module : *layer.sequential()) add_units_of_module(module, is_plain, units);
+}
+
+inline void add_unit_names_of_module(const torch::nn::Module& module, const std::string& path,
+                                     std::vector<std::string>& names) {
+  const auto* chain = dynamic_cast<const ChainStructure*>(&module);
+  if (chain == nullptr) return names.push_back(path);
+  for (const auto& below : chain->unit_names()) names.push_back(path + "." + below);
+}
+
+/// Appends the names of a layer's units, in the order of `add_units_of_layer`.
+inline void add_unit_names_of_layer(const ChainLayer& layer, const std::string& path,
+                                    std::vector<std::string>& names) {
+  if (layer.sequential() == nullptr) return add_unit_names_of_module(*layer.ptr(), path, names);
+  for (const auto& child : layer.sequential()->named_children())
+    add_unit_names_of_module(*child.value(), path + "." + child.key(), names);
+}
+
+}  // namespace remat::detail
+
 #include <queue>
 
 namespace remat {
@@ -4001,9 +4368,7 @@ inline Plan balanced_plan(const Chain& chain, std::size_t segment_count) {
 
 }  // namespace remat
 
-namespace remat {
-
-namespace detail {
+namespace remat::detail {
 
 /// A pattern, a rule and a keep policy as values: templates end here.
 struct ChainPolicy {
@@ -4017,19 +4382,8 @@ struct ChainPolicy {
   }
 };
 
-/// A unit of a chain whose nested chains are opened.
-struct ChainUnit {
-  torch::nn::AnyModule* module;
-  const torch::nn::Module* identity;
-  bool is_plain;
-
-  friend bool operator==(const ChainUnit& left, const ChainUnit& right) {
-    return left.identity == right.identity && left.is_plain == right.is_plain;
-  }
-};
-
 /// The plan for one structure of a chain, and what it came from; never changed once it is shared.
-struct ChainState {
+struct ChainPlan {
   std::vector<ChainUnit> units;
   std::optional<std::int64_t> segment_count;  // as asked for at run time; empty: the rule's
   std::vector<UnitCost> unit_costs;           // empty: not measured yet
@@ -4038,7 +4392,198 @@ struct ChainState {
   bool is_to_measure = false;
 };
 
-}  // namespace detail
+/// Plans a chain, anew when its structure, its segment count or its exemptions change.
+///
+/// @par Threads  any call from any thread; a plan, once handed out, stays as it is
+class ChainPlanner {
+ public:
+  using Shared = std::shared_ptr<const ChainPlan>;
+
+  explicit ChainPlanner(ChainPolicy policy)
+      : policy_(std::make_shared<const ChainPolicy>(std::move(policy))) {}
+
+  const ChainPolicy& policy() const { return *policy_; }
+
+  /// Overrides the rule with a number of segments; empty: back to the rule.
+  void set_segment_count(std::optional<std::int64_t> segment_count) {
+    const std::lock_guard lock(mutex_);
+    segment_count_ = segment_count;
+  }
+
+  void exempt(const torch::nn::Module& unit) {
+    const std::lock_guard lock(mutex_);
+    exempted_.push_back(&unit);
+  }
+
+  /// Marks the exempted ones among the units from `first` on.
+  void mark_exempted(std::vector<ChainUnit>& units, std::size_t first) const {
+    const std::lock_guard lock(mutex_);
+    if (exempted_.empty()) return;
+    for (std::size_t index = first; index < units.size(); ++index)
+      if (std::ranges::find(exempted_, units[index].identity) != exempted_.end())
+        units[index].is_plain = true;
+  }
+
+  /// Returns the plan for `units`, which are those of `chain`.
+  Shared plan_for(const ChainStructure& chain, const std::vector<ChainUnit>& units) const {
+    const std::lock_guard lock(mutex_);
+    if (current_ == nullptr || current_->segment_count != segment_count_ ||
+        current_->units != units) {
+      // Costs depend on the units and on which of them are plain, not on the number of segments.
+      const bool are_costs_valid = current_ != nullptr && current_->units == units;
+      current_ =
+          make_plan(chain, units, are_costs_valid ? current_->unit_costs : std::vector<UnitCost>());
+    }
+    return current_;
+  }
+
+  /// Plans by what a forward over `measured` has found the units to cost.
+  void store_costs(const ChainStructure& chain, const ChainPlan& measured,
+                   std::vector<UnitCost> costs) {
+    const std::lock_guard lock(mutex_);
+    // Another thread, or a change in between, may have been first.
+    if (current_.get() == &measured) current_ = make_plan(chain, measured.units, std::move(costs));
+  }
+
+  /// Takes over the plan of a chain with the same units, which are `units` here.
+  void take_over(const ChainPlan& other, const std::vector<ChainUnit>& units) {
+    const std::lock_guard lock(mutex_);
+    segment_count_ = other.segment_count;
+    exempted_.clear();
+    current_ = nullptr;
+    if (units.size() != other.units.size()) return;
+    auto copy = std::make_shared<ChainPlan>(other);
+    copy->units = units;
+    for (std::size_t index = 0; index < units.size(); ++index) {
+      copy->units[index].is_plain = other.units[index].is_plain;
+      if (other.units[index].is_plain) exempted_.push_back(units[index].identity);
+    }
+    current_ = std::move(copy);
+  }
+
+ private:
+  Shared make_plan(const ChainStructure& chain, const std::vector<ChainUnit>& units,
+                   std::vector<UnitCost> costs) const {
+    auto result = std::make_shared<ChainPlan>();
+    result->units = units;
+    result->segment_count = segment_count_;
+    result->unit_costs = costs;
+    const Chain known{units.size(), std::move(costs), chain.stage_sizes()};
+    Plan plan = segment_count_ ? balanced_plan(known, static_cast<std::size_t>(*segment_count_))
+                               : policy_->rule(known);
+    require_all_units(chain, plan, units.size());
+    if (known.is_measured()) {
+      plan = policy_->pattern(plan, known);
+      require_all_units(chain, plan, units.size());
+    } else if (plan.checkpointed_count() > 0) {
+      // Plain segments are not measured, so the first forward has none.
+      result->is_to_measure = true;
+      std::vector<Segment> segments = plan.segments();
+      for (Segment& segment : segments) segment.is_checkpointed = true;
+      plan = Plan(std::move(segments));
+    }
+    std::vector<std::size_t> plain_units;
+    for (std::size_t index = 0; index < units.size(); ++index)
+      if (units[index].is_plain) plain_units.push_back(index);
+    result->plan = plan.with_plain_units(plain_units);
+    result->segment_names = segment_names(result->plan, chain.unit_names());
+    return result;
+  }
+
+  static void require_all_units(const ChainStructure& chain, const Plan& plan,
+                                std::size_t unit_count) {
+    require(plan.unit_count() == unit_count, [&] {
+      return ErrorMessage("remat.plan.units")
+          .where(chain.title())
+          .what("the rule planned for " + std::to_string(plan.unit_count()) +
+                " units and the chain has " + std::to_string(unit_count))
+          .cure("Let the rule return segments that cover Chain::unit_count units");
+    });
+  }
+
+  static std::vector<std::string> segment_names(const Plan& plan,
+                                                const std::vector<std::string>& unit_names) {
+    std::vector<std::string> texts;
+    for (const Segment& segment : plan.segments()) {
+      const std::string range =
+          segment.unit_count() == 1
+              ? "unit " + unit_names[segment.first]
+              : "units " + unit_names[segment.first] + " to " + unit_names[segment.last - 1];
+      texts.push_back("segment " + std::to_string(texts.size() + 1) + " of " +
+                      std::to_string(plan.segment_count()) + " (" + range + ")");
+    }
+    return texts;
+  }
+
+  std::shared_ptr<const ChainPolicy> policy_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::optional<std::int64_t> segment_count_;
+  std::vector<const torch::nn::Module*> exempted_;
+  mutable Shared current_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Replaces `value` by what the unit makes of it; `more` goes to every unit.
+template <class... More>
+void run_unit(const ChainUnit& unit, torch::nn::AnyValue& value, const More&... more) {
+  const auto call = [&] { value = unit.module->any_forward(std::move(value), more...); };
+  if (unit.is_plain)
+    call_plain(call);
+  else
+    call();
+}
+
+inline Bytes bytes_of(torch::nn::AnyValue& value) {
+  auto* tensor = value.try_get<torch::Tensor>();
+  if (tensor == nullptr || !tensor->defined() || !has_plain_storage(*tensor)) return {};
+  return {tensor->numel() * static_cast<std::int64_t>(tensor->dtype().itemsize())};
+}
+
+/// Runs the units segment by segment: checkpointed ones as regions, plain ones as they are.
+///
+/// @return  what the units cost, one per unit; empty if the plan did not ask for it, or the engine
+/// is missing
+template <class... More>
+std::vector<UnitCost> run_segments(const ChainPlan& planned, const KeepPredicate& keep,
+                                   torch::nn::AnyValue& value, const More&... more) {
+  std::vector<UnitCost> costs(planned.is_to_measure ? planned.units.size() : 0);
+  bool is_measured = planned.is_to_measure;
+  for (std::size_t index = 0; index < planned.plan.segment_count(); ++index) {
+    const Segment& segment = planned.plan.segments()[index];
+    const auto run_units = [&]() -> torch::Tensor {
+      for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
+        if (planned.is_to_measure && segment.is_checkpointed) begin_unit();
+        run_unit(planned.units[unit], value, more...);
+        if (planned.is_to_measure) costs[unit].output = bytes_of(value);
+      }
+      // Shown to the region as its result, which it keeps. Other types are carried in `value`
+      // alone.
+      auto* tensor = value.template try_get<torch::Tensor>();
+      return tensor == nullptr ? torch::Tensor() : *tensor;
+    };
+    if (!segment.is_checkpointed) {
+      run_units();
+      continue;
+    }
+    std::vector<UnitCost> saved;
+    RegionOptions options;
+    options.keep = keep;
+    options.name = planned.segment_names[index];
+    if (planned.is_to_measure) options.unit_costs = &saved;
+    run_region(options, run_units);
+    is_measured = is_measured && saved.size() == segment.unit_count();
+    for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
+      costs[segment.first + unit].saved = saved[unit].saved;
+  }
+  return is_measured ? std::move(costs) : std::vector<UnitCost>();
+}
+
+}  // namespace remat::detail
+
+namespace remat {
 
 /// The module behind `Checkpointed<Sequential>`, as LibTorch's containers see it: with one forward.
 ///
@@ -4046,7 +4591,9 @@ struct ChainState {
 /// `torch::nn::Sequential`.
 /// @par Threads  several threads may call forward at once; adding, exempting and switching is for
 /// one thread
-class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle {
+class CheckpointedChainImpl : public torch::nn::Module,
+                              public CheckpointToggle,
+                              public detail::ChainStructure {
  public:
   using Iterator = std::vector<ChainLayer>::const_iterator;
 
@@ -4112,40 +4659,28 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
 
   bool exempt_unit(const torch::nn::Module& unit) override {
-    const auto units = open();
+    const auto units = detail::units_of(*this);
     if (std::ranges::find(units, &unit, &detail::ChainUnit::identity) == units.end()) return false;
-    const std::lock_guard lock(mutex_);
-    exempted_.push_back(&unit);
+    planner_.exempt(unit);
     return true;
   }
 
   /// Returns the plan of the next training forward: by unit count until the units are measured,
   /// then by bytes.
   Plan plan() const {
-    const auto units = open();
-    return is_enabled_.get() ? state_for(units)->plan : Plan::keep_all(units.size());
+    const auto units = detail::units_of(*this);
+    return is_enabled_.get() ? planner_.plan_for(*this, units)->plan : Plan::keep_all(units.size());
   }
   /// Returns what each unit was measured to cost; empty before the first checkpointed forward.
-  std::vector<UnitCost> unit_costs() const { return state_for(open())->unit_costs; }
+  std::vector<UnitCost> unit_costs() const {
+    return planner_.plan_for(*this, detail::units_of(*this))->unit_costs;
+  }
 
   /// Takes over switch, segment count, exemptions and measurements of a chain with the same units.
   void copy_checkpointing_from(const CheckpointedChainImpl& other) {
-    const auto mine = open();
-    const auto theirs = other.open();
-    const auto state = other.state_for(theirs);
     is_enabled_ = other.is_enabled_;
-    const std::lock_guard lock(mutex_);
-    segment_count_ = state->segment_count;
-    exempted_.clear();
-    state_ = nullptr;
-    if (mine.size() != theirs.size()) return;
-    for (std::size_t index = 0; index < mine.size(); ++index)
-      if (theirs[index].is_plain) exempted_.push_back(mine[index].identity);
-    auto copy = std::make_shared<detail::ChainState>(*state);
-    copy->units = mine;
-    for (std::size_t index = 0; index < mine.size(); ++index)
-      copy->units[index].is_plain = theirs[index].is_plain;
-    state_ = std::move(copy);
+    planner_.take_over(*other.planner_.plan_for(other, detail::units_of(other)),
+                       detail::units_of(*this));
   }
 
   void pretty_print(std::ostream& stream) const override {
@@ -4153,15 +4688,14 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   }
 
  protected:
-  explicit CheckpointedChainImpl(detail::ChainPolicy policy)
-      : policy_(std::make_shared<const detail::ChainPolicy>(std::move(policy))) {}
+  explicit CheckpointedChainImpl(detail::ChainPolicy policy) : planner_(std::move(policy)) {}
 
-  const detail::ChainPolicy& policy() const { return *policy_; }
+  const detail::ChainPolicy& policy() const { return planner_.policy(); }
 
   /// Runs the chain; `more` goes to every unit.
   template <class... More>
   torch::Tensor run(torch::Tensor x, const More&... more) {
-    const auto units = open();
+    const auto units = detail::units_of(*this);
     require(!units.empty(), [&] {
       return ErrorMessage("remat.chain.empty")
           .where(name())
@@ -4171,9 +4705,11 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     const bool is_on = should_checkpoint(units, x, more...);
     torch::nn::AnyValue value(std::move(x));
     if (is_on) {
-      run_segments(*state_for(units), value, more...);
+      const auto planned = planner_.plan_for(*this, units);
+      auto costs = detail::run_segments(*planned, policy().keep, value, more...);
+      if (!costs.empty()) planner_.store_costs(*this, *planned, std::move(costs));
     } else {
-      for (const auto& unit : units) run_unit(unit, value, more...);
+      for (const auto& unit : units) detail::run_unit(unit, value, more...);
     }
     auto* result = value.template try_get<torch::Tensor>();
     require(result != nullptr, [&] {
@@ -4205,8 +4741,6 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   }
 
  private:
-  using State = std::shared_ptr<const detail::ChainState>;
-
   // LibTorch calls this when the chain is a child of a module that is cloned.
   void clone_(torch::nn::Module& other, const OptionalDevice& device) final {
     become_clone_of(dynamic_cast<CheckpointedChainImpl&>(other), device);
@@ -4219,143 +4753,35 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
 
   void set_segment_count(std::optional<std::int64_t> segment_count) {
     is_enabled_ = true;
-    const std::lock_guard lock(mutex_);
-    segment_count_ = segment_count;
+    planner_.set_segment_count(segment_count);
   }
 
-  // Units --------------------------------------------------------------------------------------
-
-  std::vector<detail::ChainUnit> open() const {
-    std::vector<detail::ChainUnit> units;
-    open(units, /*is_plain=*/false);
-    return units;
+  void add_units(std::vector<detail::ChainUnit>& units, bool is_plain) const override {
+    const std::size_t first = units.size();
+    for (const ChainLayer& layer : layers_) detail::add_units_of_layer(layer, is_plain, units);
+    planner_.mark_exempted(units, first);
   }
 
-  void open(std::vector<detail::ChainUnit>& units, bool is_plain) const {
-    for (const ChainLayer& layer : layers_) open_layer(layer, units, is_plain);
-    const std::lock_guard lock(mutex_);
-    for (auto& unit : units)
-      unit.is_plain =
-          unit.is_plain || std::ranges::find(exempted_, unit.identity) != exempted_.end();
-  }
-
-  static void open_layer(const ChainLayer& layer, std::vector<detail::ChainUnit>& units,
-                         bool is_plain) {
-    is_plain = is_plain || layer.is_plain();
-    if (layer.sequential() == nullptr) return open_module(layer.unit(), units, is_plain);
-    for (auto& module : *layer.sequential()) open_module(module, units, is_plain);
-  }
-
-  static void open_module(torch::nn::AnyModule& module, std::vector<detail::ChainUnit>& units,
-                          bool is_plain) {
-    const auto pointer = module.ptr();
-    if (const auto* chain = dynamic_cast<const CheckpointedChainImpl*>(pointer.get()))
-      chain->open(units, is_plain || !chain->is_gradient_checkpointing_enabled());
-    else
-      units.push_back({&module, pointer.get(), is_plain});
-  }
-
-  std::vector<std::string> unit_names() const {
+  std::vector<std::string> unit_names() const override {
     std::vector<std::string> names;
     const auto keys = named_children().keys();
-    for (std::size_t index = 0; index < layers_.size(); ++index) {
-      const auto& sequential = layers_[index].sequential();
-      if (sequential == nullptr) {
-        add_unit_names(*layers_[index].ptr(), keys[index], names);
-      } else {
-        for (const auto& child : sequential->named_children())
-          add_unit_names(*child.value(), keys[index] + "." + child.key(), names);
-      }
-    }
+    for (std::size_t index = 0; index < layers_.size(); ++index)
+      detail::add_unit_names_of_layer(layers_[index], keys[index], names);
     return names;
   }
 
-  static void add_unit_names(const torch::nn::Module& module, const std::string& path,
-                             std::vector<std::string>& names) {
-    const auto* chain = dynamic_cast<const CheckpointedChainImpl*>(&module);
-    if (chain == nullptr) return names.push_back(path);
-    for (const auto& below : chain->unit_names()) names.push_back(path + "." + below);
-  }
-
-  std::vector<std::size_t> stage_sizes() const {
+  std::vector<std::size_t> stage_sizes() const override {
     std::vector<std::size_t> sizes;
     for (const ChainLayer& layer : layers_) {
       std::vector<detail::ChainUnit> units;
-      open_layer(layer, units, false);
+      detail::add_units_of_layer(layer, /*is_plain=*/false, units);
       if (!units.empty()) sizes.push_back(units.size());
     }
     return sizes;
   }
 
-  // Plans --------------------------------------------------------------------------------------
-
-  State state_for(const std::vector<detail::ChainUnit>& units) const {
-    const std::lock_guard lock(mutex_);
-    if (state_ == nullptr || state_->segment_count != segment_count_ || state_->units != units) {
-      // Costs depend on the units and on which of them are plain, not on the number of segments.
-      const bool are_costs_valid = state_ != nullptr && state_->units == units;
-      state_ = make_state(units, are_costs_valid ? state_->unit_costs : std::vector<UnitCost>());
-    }
-    return state_;
-  }
-
-  State make_state(const std::vector<detail::ChainUnit>& units, std::vector<UnitCost> costs) const {
-    auto state = std::make_shared<detail::ChainState>();
-    state->units = units;
-    state->segment_count = segment_count_;
-    state->unit_costs = costs;
-    const Chain chain{units.size(), std::move(costs), stage_sizes()};
-    Plan plan = segment_count_ ? balanced_plan(chain, static_cast<std::size_t>(*segment_count_))
-                               : policy_->rule(chain);
-    require_all_units(plan, units.size());
-    if (chain.is_measured()) {
-      plan = policy_->pattern(plan, chain);
-      require_all_units(plan, units.size());
-    } else if (plan.checkpointed_count() > 0) {
-      // Plain segments are not measured, so the first forward has none.
-      state->is_to_measure = true;
-      std::vector<Segment> segments = plan.segments();
-      for (Segment& segment : segments) segment.is_checkpointed = true;
-      plan = Plan(std::move(segments));
-    }
-    std::vector<std::size_t> plain_units;
-    for (std::size_t index = 0; index < units.size(); ++index)
-      if (units[index].is_plain) plain_units.push_back(index);
-    state->plan = plan.with_plain_units(plain_units);
-    state->segment_names = segment_names(state->plan);
-    return state;
-  }
-
-  void require_all_units(const Plan& plan, std::size_t unit_count) const {
-    require(plan.unit_count() == unit_count, [&] {
-      return ErrorMessage("remat.plan.units")
-          .where(name())
-          .what("the rule planned for " + std::to_string(plan.unit_count()) +
-                " units and the chain has " + std::to_string(unit_count))
-          .cure("Let the rule return segments that cover Chain::unit_count units");
-    });
-  }
-
-  std::vector<std::string> segment_names(const Plan& plan) const {
-    const auto names = unit_names();
-    std::vector<std::string> texts;
-    for (const Segment& segment : plan.segments()) {
-      const std::string range = segment.unit_count() == 1 ? "unit " + names[segment.first]
-                                                          : "units " + names[segment.first] +
-                                                                " to " + names[segment.last - 1];
-      texts.push_back("segment " + std::to_string(texts.size() + 1) + " of " +
-                      std::to_string(plan.segment_count()) + " (" + range + ")");
-    }
-    return texts;
-  }
-
-  void store_costs(const detail::ChainState& measured, std::vector<UnitCost> costs) {
-    const std::lock_guard lock(mutex_);
-    // Another thread, or a change in between, may have been first.
-    if (state_.get() == &measured) state_ = make_state(measured.units, std::move(costs));
-  }
-
-  // Forward ------------------------------------------------------------------------------------
+  bool is_switched_on() const override { return is_enabled_.get(); }
+  std::string title() const override { return name(); }
 
   template <class... Inputs>
   bool should_checkpoint(const std::vector<detail::ChainUnit>& units,
@@ -4367,66 +4793,9 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
             }));
   }
 
-  template <class... More>
-  static void run_unit(const detail::ChainUnit& unit, torch::nn::AnyValue& value,
-                       const More&... more) {
-    const auto call = [&] { value = unit.module->any_forward(std::move(value), more...); };
-    if (unit.is_plain)
-      call_plain(call);
-    else
-      call();
-  }
-
-  template <class... More>
-  void run_segments(const detail::ChainState& state, torch::nn::AnyValue& value,
-                    const More&... more) {
-    std::vector<UnitCost> costs(state.is_to_measure ? state.units.size() : 0);
-    bool is_measured = state.is_to_measure;
-    for (std::size_t index = 0; index < state.plan.segment_count(); ++index) {
-      const Segment& segment = state.plan.segments()[index];
-      std::vector<UnitCost> saved;
-      const auto run_units = [&]() -> torch::Tensor {
-        for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
-          if (state.is_to_measure && segment.is_checkpointed) detail::begin_unit();
-          run_unit(state.units[unit], value, more...);
-          if (state.is_to_measure) costs[unit].output = bytes_of(value);
-        }
-        // Shown to the region as its result, which it keeps. Other types are carried in `value`
-        // alone.
-        auto* tensor = value.template try_get<torch::Tensor>();
-        return tensor == nullptr ? torch::Tensor() : *tensor;
-      };
-      if (!segment.is_checkpointed) {
-        run_units();
-        continue;
-      }
-      detail::RegionOptions options;
-      options.keep = policy_->keep;
-      options.name = state.segment_names[index];
-      if (state.is_to_measure) options.unit_costs = &saved;
-      detail::run_region(options, run_units);
-      is_measured = is_measured &&
-                    saved.size() == segment.unit_count();  // it is not where the engine is missing
-      for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
-        costs[segment.first + unit].saved = saved[unit].saved;
-    }
-    if (is_measured) store_costs(state, std::move(costs));
-  }
-
-  static Bytes bytes_of(torch::nn::AnyValue& value) {
-    auto* tensor = value.try_get<torch::Tensor>();
-    if (tensor == nullptr || !tensor->defined() || !detail::has_plain_storage(*tensor)) return {};
-    return {tensor->numel() * static_cast<std::int64_t>(tensor->dtype().itemsize())};
-  }
-
-  std::shared_ptr<const detail::ChainPolicy> policy_;
   std::vector<ChainLayer> layers_;
   detail::Flag is_enabled_{true};
-
-  mutable std::mutex mutex_;  // guards what follows
-  std::optional<std::int64_t> segment_count_;
-  std::vector<const torch::nn::Module*> exempted_;
-  mutable State state_;
+  detail::ChainPlanner planner_;
 };
 
 /// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra
@@ -4932,7 +5301,8 @@ inline std::shared_ptr<Backbone> create_classifier(std::string_view name, std::i
 
 namespace remat {
 
-/// A region's step as plain numbers: which operations ran, what they read and made, and what became of it.
+/// A region's step as plain numbers: which operations ran, what they read and made, and what became
+/// of it.
 ///
 /// Knows no LibTorch, so that planning on it is arithmetic.
 struct Graph {
@@ -4950,21 +5320,22 @@ struct Graph {
   struct Value {
     Bytes bytes;
     Fate fate = Fate::dropped;
-    std::int32_t producer = kNone;   ///< the operation that made it
-    std::int32_t last_read = kNone;  ///< the last operation that reads it: with `producer`, its lifetime in forward
-    bool is_saved = false;           ///< autograd saved it for backward
-    bool is_result = false;          ///< a region returned it
+    std::int32_t producer = kNone;  ///< the operation that made it
+    std::int32_t last_read =
+        kNone;  ///< the last operation that reads it: with `producer`, its lifetime in forward
+    bool is_saved = false;   ///< autograd saved it for backward
+    bool is_result = false;  ///< a region returned it
   };
 
   /// One operation, in the order of forward.
   struct Operation {
-    std::string name;                   ///< "aten::convolution"
+    std::string name;  ///< "aten::convolution"
     std::int32_t region = kNone;
-    double seconds = 0;                 ///< 0 if it was not measured
-    std::vector<std::int32_t> reads;    ///< values
-    std::vector<std::int32_t> makes;    ///< values
+    double seconds = 0;               ///< 0 if it was not measured
+    std::vector<std::int32_t> reads;  ///< values
+    std::vector<std::int32_t> makes;  ///< values
     bool is_random = false;
-    bool is_recomputed = false;         ///< backward has to run it again
+    bool is_recomputed = false;  ///< backward has to run it again
   };
 
   /// A region: its name, and the one around it.
@@ -4977,7 +5348,8 @@ struct Graph {
   std::vector<Operation> operations;
   std::vector<Region> regions;
 
-  /// Returns the bytes of all values of that fate; for `dropped` only what autograd saved, which plain would hold.
+  /// Returns the bytes of all values of that fate; for `dropped` only what autograd saved, which
+  /// plain would hold.
   Bytes bytes(Fate fate) const {
     Bytes sum;
     for (const Value& value : values)
@@ -4993,7 +5365,8 @@ struct Graph {
   /// Returns the measured time of those.
   double recomputed_seconds() const {
     double sum = 0;
-    for (const Operation& operation : operations) sum += operation.is_recomputed ? operation.seconds : 0;
+    for (const Operation& operation : operations)
+      sum += operation.is_recomputed ? operation.seconds : 0;
     return sum;
   }
 
@@ -5005,7 +5378,8 @@ struct Graph {
   }
 };
 
-/// Writes a table: for each kind of operation how often it ran, what was kept and dropped of it, and what running it again costs.
+/// Writes a table: for each kind of operation how often it ran, what was kept and dropped of it,
+/// and what running it again costs.
 inline std::string to_string(const Graph& graph) {
   struct Row {
     std::size_t count = 0, recomputed = 0;
@@ -5026,12 +5400,14 @@ inline std::string to_string(const Graph& graph) {
 
   const auto line = [](const std::string& name, const Row& row) {
     char text[160];
-    std::snprintf(text, sizeof text, "%-36s %8zu %12s %12s %10zu %10.2f ms\n", name.substr(0, 36).c_str(), row.count, to_string(row.kept).c_str(),
+    std::snprintf(text, sizeof text, "%-36s %8zu %12s %12s %10zu %10.2f ms\n",
+                  name.substr(0, 36).c_str(), row.count, to_string(row.kept).c_str(),
                   to_string(row.dropped).c_str(), row.recomputed, row.seconds * 1e3);
     return std::string(text);
   };
   char head[160];
-  std::snprintf(head, sizeof head, "%-36s %8s %12s %12s %10s %13s\n", "operation", "runs", "kept", "dropped", "recomputed", "at a cost of");
+  std::snprintf(head, sizeof head, "%-36s %8s %12s %12s %10s %13s\n", "operation", "runs", "kept",
+                "dropped", "recomputed", "at a cost of");
   std::string table = head;
   Row total;
   for (const auto& [name, row] : rows) {
@@ -5041,22 +5417,29 @@ inline std::string to_string(const Graph& graph) {
   }
   table += line("all", total);
   char foot[160];
-  std::snprintf(foot, sizeof foot, "from outside: %s; recomputing takes %.0f %% of the forward's %.2f ms\n", to_string(graph.bytes(Graph::Fate::external)).c_str(),
-                graph.seconds() > 0 ? 100 * graph.recomputed_seconds() / graph.seconds() : 0.0, graph.seconds() * 1e3);
+  std::snprintf(foot, sizeof foot,
+                "from outside: %s; recomputing takes %.0f %% of the forward's %.2f ms\n",
+                to_string(graph.bytes(Graph::Fate::external)).c_str(),
+                graph.seconds() > 0 ? 100 * graph.recomputed_seconds() / graph.seconds() : 0.0,
+                graph.seconds() * 1e3);
   return table + foot;
 }
 
-inline std::ostream& operator<<(std::ostream& stream, const Graph& graph) { return stream << to_string(graph); }
+inline std::ostream& operator<<(std::ostream& stream, const Graph& graph) {
+  return stream << to_string(graph);
+}
 
 }  // namespace remat
 
 namespace remat::detail {
 
-/// Marks the operations behind the saved tensors that were dropped: backward runs those and no others.
+/// Marks the operations behind the saved tensors that were dropped: backward runs those and no
+/// others.
 inline void mark_recomputed(Graph& graph) {
   std::vector<std::int32_t> todo;
   for (std::size_t i = 0; i < graph.values.size(); ++i)
-    if (graph.values[i].is_saved && graph.values[i].fate == Graph::Fate::dropped) todo.push_back(static_cast<std::int32_t>(i));
+    if (graph.values[i].is_saved && graph.values[i].fate == Graph::Fate::dropped)
+      todo.push_back(static_cast<std::int32_t>(i));
   while (!todo.empty()) {
     const Graph::Value& value = graph.values[static_cast<std::size_t>(todo.back())];
     todo.pop_back();
@@ -5068,11 +5451,13 @@ inline void mark_recomputed(Graph& graph) {
   }
 }
 
-/// What a tape knows now, as a value of its own. Asked when a region ends, before the backward pass changes anything.
+/// What a tape knows now, as a value of its own. Asked when a region ends, before the backward pass
+/// changes anything.
 inline Graph graph_of(Tape& tape) {
   std::lock_guard<std::recursive_mutex> lock(tape.mutex);
   Graph graph;
-  for (std::size_t i = 0; i < tape.regions.size(); ++i) graph.regions.push_back({tape.regions[i].name, tape.regions[i].parent});
+  for (std::size_t i = 0; i < tape.regions.size(); ++i)
+    graph.regions.push_back({tape.regions[i].name, tape.regions[i].parent});
   for (std::size_t i = 0; i < tape.values.size(); ++i) {
     const Value& value = tape.values[i];
     Graph::Value& copy = graph.values.emplace_back();
@@ -5096,9 +5481,11 @@ inline Graph graph_of(Tape& tape) {
       const Use& use = tape.uses[operation.first_use + i];
       if (!use.needs_content) continue;
       copy.reads.push_back(use.value);
-      graph.values[static_cast<std::size_t>(use.value)].last_read = static_cast<std::int32_t>(index);
+      graph.values[static_cast<std::size_t>(use.value)].last_read =
+          static_cast<std::int32_t>(index);
     }
-    for (std::size_t i = 0; i < operation.result_count; ++i) copy.makes.push_back(tape.results[operation.first_result + i].value);
+    for (std::size_t i = 0; i < operation.result_count; ++i)
+      copy.makes.push_back(tape.results[operation.first_result + i].value);
   }
   mark_recomputed(graph);
   return graph;
@@ -5108,23 +5495,27 @@ inline Graph graph_of(Tape& tape) {
 
 namespace remat {
 
-/// Runs `fn(inputs...)` once as a checkpointed region and returns its graph: what it keeps, drops and would cost to recompute.
+/// Runs `fn(inputs...)` once as a checkpointed region and returns its graph: what it keeps, drops
+/// and would cost to recompute.
 ///
-/// Printed, it is a table by kind of operation. The call has the effects of a forward pass (buffers, random numbers); its results are
-/// let go. With grad mode off nothing is recorded and the graph is empty.
+/// Printed, it is a table by kind of operation. The call has the effects of a forward pass
+/// (buffers, random numbers); its results are let go. With grad mode off nothing is recorded and
+/// the graph is empty.
 ///
 /// @param keep    a keep policy, as for `checkpoint`
 /// @param fn      any callable
 /// @param inputs  handed to `fn`
 template <class Keep, class Function, class... Inputs>
-  requires std::predicate<const Keep&, const keep::Operation&, Bytes> && std::invocable<Function, Inputs...>
+  requires std::predicate<const Keep&, const keep::Operation&, Bytes> &&
+           std::invocable<Function, Inputs...>
 Graph explain(Keep keep, Function&& fn, Inputs&&... inputs) {
   Graph graph;
   detail::RegionOptions options;
   if constexpr (!std::is_same_v<Keep, keep::nothing>) options.keep = std::move(keep);
   options.measures_time = true;
   options.at_end = [&graph](detail::Tape& tape) { graph = detail::graph_of(tape); };
-  static_cast<void>(detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
+  static_cast<void>(
+      detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
   return graph;
 }
 
@@ -5144,19 +5535,26 @@ Graph explain(Function&& fn, Inputs&&... inputs) {
 
 namespace remat::detail {
 
-/// Receives each allocation and release that LibTorch's allocators report on the thread it was set on, and on the threads of
-/// backward passes that are started there.
+/// Receives each allocation and release that LibTorch's allocators report on the thread it was set
+/// on, and on the threads of backward passes that are started there.
 class AllocationListener : public c10::MemoryReportingInfoBase {
  public:
   virtual void changed(std::int64_t bytes, c10::Device device) = 0;
 
-  // The signature differs between versions; the one that matches overrides, and `override` would refuse the other.
+  // The signature differs between versions; the one that matches overrides, and `override` would
+  // refuse the other.
 #ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
 #endif
-  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::int64_t, std::int64_t, c10::Device device) { changed(bytes, device); }
-  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device device) { changed(bytes, device); }
+  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::int64_t, std::int64_t,
+                                 c10::Device device) {
+    changed(bytes, device);
+  }
+  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
+                                 c10::Device device) {
+    changed(bytes, device);
+  }
 #ifdef __clang__
 #pragma clang diagnostic pop
 #endif
@@ -5177,11 +5575,13 @@ class AllocationListenerGuard {
 
 namespace remat {
 
-/// Measures the bytes of tensors that are allocated while it lives, exact and the same in every run.
+/// Measures the bytes of tensors that are allocated while it lives, exact and the same in every
+/// run.
 ///
-/// It counts what LibTorch's allocators report on the thread that made it and on the threads of backward passes started there, above
-/// the level at its construction; what is freed that was allocated before counts as negative only on accelerators. It does not see
-/// memory that operators take from elsewhere (oneDNN's scratch), nor the process's size, which allocators keep high.
+/// It counts what LibTorch's allocators report on the thread that made it and on the threads of
+/// backward passes started there, above the level at its construction; what is freed that was
+/// allocated before counts as negative only on accelerators. It does not see memory that operators
+/// take from elsewhere (oneDNN's scratch), nor the process's size, which allocators keep high.
 ///
 /// @par Threads  made and destroyed on one thread, in the order of a stack; read from anywhere
 class MemoryMeter {
@@ -5224,10 +5624,12 @@ class MemoryMeter {
     void changed(std::int64_t bytes, c10::Device) override {
       const std::int64_t now = live += bytes;
       std::int64_t before = peak;
-      while (now > before && !peak.compare_exchange_weak(before, now)) {}
+      while (now > before && !peak.compare_exchange_weak(before, now)) {
+      }
       if (!has_timeline) return;
       std::lock_guard<std::mutex> lock(mutex);
-      timeline.push_back({std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), {now}});
+      timeline.push_back(
+          {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), {now}});
     }
   };
 
@@ -5239,9 +5641,11 @@ class MemoryMeter {
 
 #include <torch/version.h>
 
-/// True when the LibTorch at hand is at least `major.minor`. Detection by the compiler is preferred; this is for behaviour that cannot be detected.
+/// True when the LibTorch at hand is at least `major.minor`. Detection by the compiler is
+/// preferred; this is for behaviour that cannot be detected.
 #define REMAT_LIBTORCH_AT_LEAST(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+  (TORCH_VERSION_MAJOR > (major) ||           \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 #include <c10/core/Device.h>
 
@@ -5255,14 +5659,16 @@ struct DeviceMemory {
   std::int64_t allocated = 0, allocated_peak = 0, reserved = 0, reserved_peak = 0;
 };
 
-/// The caching allocator's figures of an accelerator, without its headers; nothing where LibTorch (before 2.9, or built for the
-/// CPU) does not offer them.
+/// The caching allocator's figures of an accelerator, without its headers; nothing where LibTorch
+/// (before 2.9, or built for the CPU) does not offer them.
 inline std::optional<DeviceMemory> device_memory([[maybe_unused]] c10::Device device) {
 #if REMAT_LIBTORCH_AT_LEAST(2, 9)
   const auto accelerator = at::getAccelerator(false);
   if (accelerator.has_value() && *accelerator == device.type()) {
-    const auto stats = at::accelerator::getDeviceStats(device.has_index() ? device.index() : c10::DeviceIndex{0});
-    return DeviceMemory{stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].current, stats.reserved_bytes[0].peak};
+    const auto stats =
+        at::accelerator::getDeviceStats(device.has_index() ? device.index() : c10::DeviceIndex{0});
+    return DeviceMemory{stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak,
+                        stats.reserved_bytes[0].current, stats.reserved_bytes[0].peak};
   }
 #endif
   return std::nullopt;
@@ -5281,17 +5687,20 @@ inline void reset_device_peak([[maybe_unused]] c10::Device device) {
 
 namespace remat {
 
-/// An accelerator's memory: what tensors occupy, and what the caching allocator holds for them (at least as much).
+/// An accelerator's memory: what tensors occupy, and what the caching allocator holds for them (at
+/// least as much).
 struct MemoryStats {
   Bytes allocated, allocated_peak, reserved, reserved_peak;
 };
 
-/// Returns the allocator's figures of a device, or nothing where LibTorch does not count them: on the CPU (use `MemoryMeter`), and on
-/// accelerators before LibTorch 2.9. "Not available" is never shown as zero.
+/// Returns the allocator's figures of a device, or nothing where LibTorch does not count them: on
+/// the CPU (use `MemoryMeter`), and on accelerators before LibTorch 2.9. "Not available" is never
+/// shown as zero.
 inline std::optional<MemoryStats> memory_stats(c10::Device device) {
   const auto memory = detail::device_memory(device);
   if (!memory) return std::nullopt;
-  return MemoryStats{{memory->allocated}, {memory->allocated_peak}, {memory->reserved}, {memory->reserved_peak}};
+  return MemoryStats{
+      {memory->allocated}, {memory->allocated_peak}, {memory->reserved}, {memory->reserved_peak}};
 }
 
 /// Sets a device's peaks to its current figures; does nothing where there are none.
@@ -5299,16 +5708,18 @@ inline void reset_peak_memory_stats(c10::Device device) { detail::reset_device_p
 
 /// Writes "allocated 1.2 GiB (peak 3.4 GiB), reserved 4.0 GiB (peak 4.0 GiB)".
 inline std::ostream& operator<<(std::ostream& stream, const MemoryStats& stats) {
-  return stream << "allocated " << stats.allocated << " (peak " << stats.allocated_peak << "), reserved " << stats.reserved << " (peak "
-                << stats.reserved_peak << ')';
+  return stream << "allocated " << stats.allocated << " (peak " << stats.allocated_peak
+                << "), reserved " << stats.reserved << " (peak " << stats.reserved_peak << ')';
 }
 
 /// Returns one line for a log: the figures, or that there are none and what to use instead.
 inline std::string describe_memory(c10::Device device) {
   std::ostringstream out;
   out << device << ": ";
-  if (const auto stats = memory_stats(device)) out << *stats;
-  else out << "not available from this LibTorch; remat::MemoryMeter counts the tensors of a scope";
+  if (const auto stats = memory_stats(device))
+    out << *stats;
+  else
+    out << "not available from this LibTorch; remat::MemoryMeter counts the tensors of a scope";
   return out.str();
 }
 

@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -18,50 +16,15 @@
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/nn/chain_layer.hpp"
+#include "remat/nn/chain_plan.hpp"
+#include "remat/nn/chain_run.hpp"
+#include "remat/nn/chain_units.hpp"
 #include "remat/nn/checkpointed.hpp"
 #include "remat/nn/toggle.hpp"
-#include "remat/plan/balance.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/plan/plan.hpp"
 
 namespace remat {
-
-namespace detail {
-
-/// A pattern, a rule and a keep policy as values: templates end here.
-struct ChainPolicy {
-  std::function<Plan(const Chain&)> rule;
-  std::function<Plan(const Plan&, const Chain&)> pattern;
-  KeepPredicate keep;
-
-  template <class PatternType, class RuleType, class Keep>
-  static ChainPolicy of() {
-    return {RuleType(), PatternType(), make_keep_predicate<Keep>()};
-  }
-};
-
-/// A unit of a chain whose nested chains are opened.
-struct ChainUnit {
-  torch::nn::AnyModule* module;
-  const torch::nn::Module* identity;
-  bool is_plain;
-
-  friend bool operator==(const ChainUnit& left, const ChainUnit& right) {
-    return left.identity == right.identity && left.is_plain == right.is_plain;
-  }
-};
-
-/// The plan for one structure of a chain, and what it came from; never changed once it is shared.
-struct ChainState {
-  std::vector<ChainUnit> units;
-  std::optional<std::int64_t> segment_count;  // as asked for at run time; empty: the rule's
-  std::vector<UnitCost> unit_costs;           // empty: not measured yet
-  Plan plan;
-  std::vector<std::string> segment_names;
-  bool is_to_measure = false;
-};
-
-}  // namespace detail
 
 /// The module behind `Checkpointed<Sequential>`, as LibTorch's containers see it: with one forward.
 ///
@@ -69,7 +32,9 @@ struct ChainState {
 /// `torch::nn::Sequential`.
 /// @par Threads  several threads may call forward at once; adding, exempting and switching is for
 /// one thread
-class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle {
+class CheckpointedChainImpl : public torch::nn::Module,
+                              public CheckpointToggle,
+                              public detail::ChainStructure {
  public:
   using Iterator = std::vector<ChainLayer>::const_iterator;
 
@@ -135,40 +100,28 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
 
   bool exempt_unit(const torch::nn::Module& unit) override {
-    const auto units = open();
+    const auto units = detail::units_of(*this);
     if (std::ranges::find(units, &unit, &detail::ChainUnit::identity) == units.end()) return false;
-    const std::lock_guard lock(mutex_);
-    exempted_.push_back(&unit);
+    planner_.exempt(unit);
     return true;
   }
 
   /// Returns the plan of the next training forward: by unit count until the units are measured,
   /// then by bytes.
   Plan plan() const {
-    const auto units = open();
-    return is_enabled_.get() ? state_for(units)->plan : Plan::keep_all(units.size());
+    const auto units = detail::units_of(*this);
+    return is_enabled_.get() ? planner_.plan_for(*this, units)->plan : Plan::keep_all(units.size());
   }
   /// Returns what each unit was measured to cost; empty before the first checkpointed forward.
-  std::vector<UnitCost> unit_costs() const { return state_for(open())->unit_costs; }
+  std::vector<UnitCost> unit_costs() const {
+    return planner_.plan_for(*this, detail::units_of(*this))->unit_costs;
+  }
 
   /// Takes over switch, segment count, exemptions and measurements of a chain with the same units.
   void copy_checkpointing_from(const CheckpointedChainImpl& other) {
-    const auto mine = open();
-    const auto theirs = other.open();
-    const auto state = other.state_for(theirs);
     is_enabled_ = other.is_enabled_;
-    const std::lock_guard lock(mutex_);
-    segment_count_ = state->segment_count;
-    exempted_.clear();
-    state_ = nullptr;
-    if (mine.size() != theirs.size()) return;
-    for (std::size_t index = 0; index < mine.size(); ++index)
-      if (theirs[index].is_plain) exempted_.push_back(mine[index].identity);
-    auto copy = std::make_shared<detail::ChainState>(*state);
-    copy->units = mine;
-    for (std::size_t index = 0; index < mine.size(); ++index)
-      copy->units[index].is_plain = theirs[index].is_plain;
-    state_ = std::move(copy);
+    planner_.take_over(*other.planner_.plan_for(other, detail::units_of(other)),
+                       detail::units_of(*this));
   }
 
   void pretty_print(std::ostream& stream) const override {
@@ -176,15 +129,14 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   }
 
  protected:
-  explicit CheckpointedChainImpl(detail::ChainPolicy policy)
-      : policy_(std::make_shared<const detail::ChainPolicy>(std::move(policy))) {}
+  explicit CheckpointedChainImpl(detail::ChainPolicy policy) : planner_(std::move(policy)) {}
 
-  const detail::ChainPolicy& policy() const { return *policy_; }
+  const detail::ChainPolicy& policy() const { return planner_.policy(); }
 
   /// Runs the chain; `more` goes to every unit.
   template <class... More>
   torch::Tensor run(torch::Tensor x, const More&... more) {
-    const auto units = open();
+    const auto units = detail::units_of(*this);
     require(!units.empty(), [&] {
       return ErrorMessage("remat.chain.empty")
           .where(name())
@@ -194,9 +146,11 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
     const bool is_on = should_checkpoint(units, x, more...);
     torch::nn::AnyValue value(std::move(x));
     if (is_on) {
-      run_segments(*state_for(units), value, more...);
+      const auto planned = planner_.plan_for(*this, units);
+      auto costs = detail::run_segments(*planned, policy().keep, value, more...);
+      if (!costs.empty()) planner_.store_costs(*this, *planned, std::move(costs));
     } else {
-      for (const auto& unit : units) run_unit(unit, value, more...);
+      for (const auto& unit : units) detail::run_unit(unit, value, more...);
     }
     auto* result = value.template try_get<torch::Tensor>();
     require(result != nullptr, [&] {
@@ -228,8 +182,6 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
   }
 
  private:
-  using State = std::shared_ptr<const detail::ChainState>;
-
   // LibTorch calls this when the chain is a child of a module that is cloned.
   void clone_(torch::nn::Module& other, const OptionalDevice& device) final {
     become_clone_of(dynamic_cast<CheckpointedChainImpl&>(other), device);
@@ -242,143 +194,35 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
 
   void set_segment_count(std::optional<std::int64_t> segment_count) {
     is_enabled_ = true;
-    const std::lock_guard lock(mutex_);
-    segment_count_ = segment_count;
+    planner_.set_segment_count(segment_count);
   }
 
-  // Units --------------------------------------------------------------------------------------
-
-  std::vector<detail::ChainUnit> open() const {
-    std::vector<detail::ChainUnit> units;
-    open(units, /*is_plain=*/false);
-    return units;
+  void add_units(std::vector<detail::ChainUnit>& units, bool is_plain) const override {
+    const std::size_t first = units.size();
+    for (const ChainLayer& layer : layers_) detail::add_units_of_layer(layer, is_plain, units);
+    planner_.mark_exempted(units, first);
   }
 
-  void open(std::vector<detail::ChainUnit>& units, bool is_plain) const {
-    for (const ChainLayer& layer : layers_) open_layer(layer, units, is_plain);
-    const std::lock_guard lock(mutex_);
-    for (auto& unit : units)
-      unit.is_plain =
-          unit.is_plain || std::ranges::find(exempted_, unit.identity) != exempted_.end();
-  }
-
-  static void open_layer(const ChainLayer& layer, std::vector<detail::ChainUnit>& units,
-                         bool is_plain) {
-    is_plain = is_plain || layer.is_plain();
-    if (layer.sequential() == nullptr) return open_module(layer.unit(), units, is_plain);
-    for (auto& module : *layer.sequential()) open_module(module, units, is_plain);
-  }
-
-  static void open_module(torch::nn::AnyModule& module, std::vector<detail::ChainUnit>& units,
-                          bool is_plain) {
-    const auto pointer = module.ptr();
-    if (const auto* chain = dynamic_cast<const CheckpointedChainImpl*>(pointer.get()))
-      chain->open(units, is_plain || !chain->is_gradient_checkpointing_enabled());
-    else
-      units.push_back({&module, pointer.get(), is_plain});
-  }
-
-  std::vector<std::string> unit_names() const {
+  std::vector<std::string> unit_names() const override {
     std::vector<std::string> names;
     const auto keys = named_children().keys();
-    for (std::size_t index = 0; index < layers_.size(); ++index) {
-      const auto& sequential = layers_[index].sequential();
-      if (sequential == nullptr) {
-        add_unit_names(*layers_[index].ptr(), keys[index], names);
-      } else {
-        for (const auto& child : sequential->named_children())
-          add_unit_names(*child.value(), keys[index] + "." + child.key(), names);
-      }
-    }
+    for (std::size_t index = 0; index < layers_.size(); ++index)
+      detail::add_unit_names_of_layer(layers_[index], keys[index], names);
     return names;
   }
 
-  static void add_unit_names(const torch::nn::Module& module, const std::string& path,
-                             std::vector<std::string>& names) {
-    const auto* chain = dynamic_cast<const CheckpointedChainImpl*>(&module);
-    if (chain == nullptr) return names.push_back(path);
-    for (const auto& below : chain->unit_names()) names.push_back(path + "." + below);
-  }
-
-  std::vector<std::size_t> stage_sizes() const {
+  std::vector<std::size_t> stage_sizes() const override {
     std::vector<std::size_t> sizes;
     for (const ChainLayer& layer : layers_) {
       std::vector<detail::ChainUnit> units;
-      open_layer(layer, units, false);
+      detail::add_units_of_layer(layer, /*is_plain=*/false, units);
       if (!units.empty()) sizes.push_back(units.size());
     }
     return sizes;
   }
 
-  // Plans --------------------------------------------------------------------------------------
-
-  State state_for(const std::vector<detail::ChainUnit>& units) const {
-    const std::lock_guard lock(mutex_);
-    if (state_ == nullptr || state_->segment_count != segment_count_ || state_->units != units) {
-      // Costs depend on the units and on which of them are plain, not on the number of segments.
-      const bool are_costs_valid = state_ != nullptr && state_->units == units;
-      state_ = make_state(units, are_costs_valid ? state_->unit_costs : std::vector<UnitCost>());
-    }
-    return state_;
-  }
-
-  State make_state(const std::vector<detail::ChainUnit>& units, std::vector<UnitCost> costs) const {
-    auto state = std::make_shared<detail::ChainState>();
-    state->units = units;
-    state->segment_count = segment_count_;
-    state->unit_costs = costs;
-    const Chain chain{units.size(), std::move(costs), stage_sizes()};
-    Plan plan = segment_count_ ? balanced_plan(chain, static_cast<std::size_t>(*segment_count_))
-                               : policy_->rule(chain);
-    require_all_units(plan, units.size());
-    if (chain.is_measured()) {
-      plan = policy_->pattern(plan, chain);
-      require_all_units(plan, units.size());
-    } else if (plan.checkpointed_count() > 0) {
-      // Plain segments are not measured, so the first forward has none.
-      state->is_to_measure = true;
-      std::vector<Segment> segments = plan.segments();
-      for (Segment& segment : segments) segment.is_checkpointed = true;
-      plan = Plan(std::move(segments));
-    }
-    std::vector<std::size_t> plain_units;
-    for (std::size_t index = 0; index < units.size(); ++index)
-      if (units[index].is_plain) plain_units.push_back(index);
-    state->plan = plan.with_plain_units(plain_units);
-    state->segment_names = segment_names(state->plan);
-    return state;
-  }
-
-  void require_all_units(const Plan& plan, std::size_t unit_count) const {
-    require(plan.unit_count() == unit_count, [&] {
-      return ErrorMessage("remat.plan.units")
-          .where(name())
-          .what("the rule planned for " + std::to_string(plan.unit_count()) +
-                " units and the chain has " + std::to_string(unit_count))
-          .cure("Let the rule return segments that cover Chain::unit_count units");
-    });
-  }
-
-  std::vector<std::string> segment_names(const Plan& plan) const {
-    const auto names = unit_names();
-    std::vector<std::string> texts;
-    for (const Segment& segment : plan.segments()) {
-      const std::string range = segment.unit_count() == 1 ? "unit " + names[segment.first]
-                                                          : "units " + names[segment.first] +
-                                                                " to " + names[segment.last - 1];
-      texts.push_back("segment " + std::to_string(texts.size() + 1) + " of " +
-                      std::to_string(plan.segment_count()) + " (" + range + ")");
-    }
-    return texts;
-  }
-
-  void store_costs(const detail::ChainState& measured, std::vector<UnitCost> costs) {
-    const std::lock_guard lock(mutex_);
-    // Another thread, or a change in between, may have been first.
-    if (state_.get() == &measured) state_ = make_state(measured.units, std::move(costs));
-  }
-
-  // Forward ------------------------------------------------------------------------------------
+  bool is_switched_on() const override { return is_enabled_.get(); }
+  std::string title() const override { return name(); }
 
   template <class... Inputs>
   bool should_checkpoint(const std::vector<detail::ChainUnit>& units,
@@ -390,66 +234,9 @@ class CheckpointedChainImpl : public torch::nn::Module, public CheckpointToggle 
             }));
   }
 
-  template <class... More>
-  static void run_unit(const detail::ChainUnit& unit, torch::nn::AnyValue& value,
-                       const More&... more) {
-    const auto call = [&] { value = unit.module->any_forward(std::move(value), more...); };
-    if (unit.is_plain)
-      call_plain(call);
-    else
-      call();
-  }
-
-  template <class... More>
-  void run_segments(const detail::ChainState& state, torch::nn::AnyValue& value,
-                    const More&... more) {
-    std::vector<UnitCost> costs(state.is_to_measure ? state.units.size() : 0);
-    bool is_measured = state.is_to_measure;
-    for (std::size_t index = 0; index < state.plan.segment_count(); ++index) {
-      const Segment& segment = state.plan.segments()[index];
-      std::vector<UnitCost> saved;
-      const auto run_units = [&]() -> torch::Tensor {
-        for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
-          if (state.is_to_measure && segment.is_checkpointed) detail::begin_unit();
-          run_unit(state.units[unit], value, more...);
-          if (state.is_to_measure) costs[unit].output = bytes_of(value);
-        }
-        // Shown to the region as its result, which it keeps. Other types are carried in `value`
-        // alone.
-        auto* tensor = value.template try_get<torch::Tensor>();
-        return tensor == nullptr ? torch::Tensor() : *tensor;
-      };
-      if (!segment.is_checkpointed) {
-        run_units();
-        continue;
-      }
-      detail::RegionOptions options;
-      options.keep = policy_->keep;
-      options.name = state.segment_names[index];
-      if (state.is_to_measure) options.unit_costs = &saved;
-      detail::run_region(options, run_units);
-      is_measured = is_measured &&
-                    saved.size() == segment.unit_count();  // it is not where the engine is missing
-      for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
-        costs[segment.first + unit].saved = saved[unit].saved;
-    }
-    if (is_measured) store_costs(state, std::move(costs));
-  }
-
-  static Bytes bytes_of(torch::nn::AnyValue& value) {
-    auto* tensor = value.try_get<torch::Tensor>();
-    if (tensor == nullptr || !tensor->defined() || !detail::has_plain_storage(*tensor)) return {};
-    return {tensor->numel() * static_cast<std::int64_t>(tensor->dtype().itemsize())};
-  }
-
-  std::shared_ptr<const detail::ChainPolicy> policy_;
   std::vector<ChainLayer> layers_;
   detail::Flag is_enabled_{true};
-
-  mutable std::mutex mutex_;  // guards what follows
-  std::optional<std::int64_t> segment_count_;
-  std::vector<const torch::nn::Module*> exempted_;
-  mutable State state_;
+  detail::ChainPlanner planner_;
 };
 
 /// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra

@@ -136,6 +136,18 @@ TEST_CASE("the first plan goes by count and checkpoints everything, the second b
   CHECK(tiny::region_count([&] { tiny::step(chain, torch::randn({5, 6})); }) == 3);
 }
 
+TEST_CASE("the first forward measures every unit, also those that the rule leaves plain") {
+  auto chain = make_chain<remat::Checkpointed<Sequential, FirstUnitAlone>>();
+  CHECK(chain->plan() == remat::Plan::from_sizes({1, 5}));
+
+  CHECK(tiny::region_count([&] { tiny::step(chain, torch::randn({5, 6})); }) == 2);
+
+  REQUIRE(chain->unit_costs().size() == 6);
+  CHECK(chain->unit_costs()[4].saved > remat::Bytes{0});  // a block
+  CHECK(chain->plan() == remat::Plan({{0, 1, true}, {1, 6, false}}));
+  CHECK(tiny::region_count([&] { tiny::step(chain, torch::randn({5, 6})); }) == 1);
+}
+
 TEST_CASE("a number of segments at run time overrides the rule until the rule is asked for again") {
   auto chain = make_chain();
 
@@ -421,6 +433,22 @@ TEST_CASE("a layer exempted while building runs outside of any region and keeps 
   for (int index = 0; index < 2; ++index)
     CHECK(tiny::difference(tiny::step(plain, x), tiny::step(chain, x)) == "");
   CHECK(chain->unit_costs()[1].saved == remat::Bytes{0});
+}
+
+TEST_CASE("an exempted layer stays plain when the whole chain runs inside a region") {
+  Chain bare(Linear(4, 4), Block(4), Linear(4, 4));
+  Chain exempting(Linear(4, 4), remat::plain(Block(4)), Linear(4, 4));
+  tiny::copy_weights(*bare, *exempting);
+  const auto x = torch::randn({5, 4});
+  const auto recomputed = [&](Chain& chain) {
+    const auto before = remat::statistics().recomputed_operations;
+    tiny::step(*chain, x, [&](torch::Tensor input) {
+      return remat::checkpoint([&] { return chain(input); });
+    });
+    return remat::statistics().recomputed_operations - before;
+  };
+
+  CHECK(recomputed(exempting) < recomputed(bare));
 }
 
 TEST_CASE("an exception in a layer passes, and the next step is right") {
