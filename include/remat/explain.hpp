@@ -10,23 +10,27 @@
 
 namespace remat {
 
-/// Runs `fn(inputs...)` once as a checkpointed region and returns its graph: what it keeps, drops and would cost to recompute.
+/// Runs `fn(inputs...)` once as a checkpointed region and returns its graph: what it keeps, drops
+/// and would cost to recompute.
 ///
-/// Printed, it is a table by kind of operation. The call has the effects of a forward pass (buffers, random numbers); its results are
-/// let go. With grad mode off nothing is recorded and the graph is empty.
+/// Printed, it is a table by kind of operation. The call has the effects of a forward pass
+/// (buffers, random numbers); its results are let go. With grad mode off nothing is recorded and
+/// the graph is empty.
 ///
 /// @param keep    a keep policy, as for `checkpoint`
 /// @param fn      any callable
 /// @param inputs  handed to `fn`
 template <class Keep, class Function, class... Inputs>
-  requires std::predicate<const Keep&, const keep::Operation&, Bytes> && std::invocable<Function, Inputs...>
+  requires std::predicate<const Keep&, const keep::Operation&, Bytes> &&
+           std::invocable<Function, Inputs...>
 Graph explain(Keep keep, Function&& fn, Inputs&&... inputs) {
   Graph graph;
   detail::RegionOptions options;
   if constexpr (!std::is_same_v<Keep, keep::nothing>) options.keep = std::move(keep);
   options.measures_time = true;
   options.at_end = [&graph](detail::Tape& tape) { graph = detail::graph_of(tape); };
-  static_cast<void>(detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
+  static_cast<void>(
+      detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
   return graph;
 }
 

@@ -12,13 +12,15 @@
 //   remat/backbones/backbone.hpp
 //   remat/plan/plan.hpp
 //   remat/backbones/chain_backbone.hpp
-//   remat/detail/stable_list.hpp
 //   remat/engine/operator_facts.hpp
 //   remat/libtorch/dispatch.hpp
 //   remat/engine/operator_traits.hpp
 //   remat/libtorch/random.hpp
 //   remat/engine/value.hpp
+//   remat/engine/call.hpp
+//   remat/detail/stable_list.hpp
 //   remat/engine/write_watch.hpp
+//   remat/libtorch/threads.hpp
 //   remat/units.hpp
 //   remat/plan/cost.hpp
 //   remat/policies/keep.hpp
@@ -26,6 +28,7 @@
 //   remat/libtorch/autograd.hpp
 //   remat/engine/process.hpp
 //   remat/engine/recompute.hpp
+//   remat/engine/materialise.hpp
 //   remat/engine/saved_tensor.hpp
 //   remat/engine/recorder.hpp
 //   remat/engine/install.hpp
@@ -931,67 +934,6 @@ class ChainBackbone : public Backbone {
 
 #include <concepts>
 
-#include <bit>
-#include <new>
-
-namespace remat::detail {
-
-/// A list that only grows at its end and never moves an element. Chunk k holds `FirstChunk << k`
-/// elements, so that a tape of three operations is as cheap as one of a hundred thousand is
-/// compact; std::deque allocates 512 bytes at a time, from the start.
-template <class Element, std::size_t FirstChunk = 8>
-class StableList {
-  static_assert(std::has_single_bit(FirstChunk), "the size of the first chunk is a power of two");
-
- public:
-  StableList() = default;
-  StableList(const StableList&) = delete;
-  StableList& operator=(const StableList&) = delete;
-  ~StableList() {
-    for (std::size_t i = size_; i-- > 0;) std::destroy_at(&(*this)[i]);
-    for (std::size_t k = 0; k < chunks_.size(); ++k)
-      std::allocator<Element>().deallocate(chunks_[k], FirstChunk << k);
-  }
-
-  std::size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-
-  Element& operator[](std::size_t index) {
-    const std::size_t chunk = chunk_of(index);
-    return chunks_[chunk][index - start_of(chunk)];
-  }
-  const Element& operator[](std::size_t index) const {
-    return const_cast<StableList&>(*this)[index];
-  }
-
-  template <class... Arguments>
-  Element& emplace_back(Arguments&&... arguments) {
-    const std::size_t chunk = chunk_of(size_);
-    if (chunk == chunks_.size()) {
-      chunks_.reserve(chunk + 1);  // so that the allocation below has an owner whatever happens
-      chunks_.push_back(std::allocator<Element>().allocate(FirstChunk << chunk));
-    }
-    Element* place = chunks_[chunk] + (size_ - start_of(chunk));
-    new (place) Element(std::forward<Arguments>(arguments)...);
-    ++size_;
-    return *place;
-  }
-  void push_back(Element element) { emplace_back(std::move(element)); }
-
- private:
-  static std::size_t chunk_of(std::size_t index) {
-    return static_cast<std::size_t>(std::bit_width(index / FirstChunk + 1)) - 1;
-  }
-  static std::size_t start_of(std::size_t chunk) {
-    return FirstChunk * ((std::size_t{1} << chunk) - 1);
-  }
-
-  std::vector<Element*> chunks_;
-  std::size_t size_ = 0;
-};
-
-}  // namespace remat::detail
-
 /// Facts about LibTorch's operations that their schemas do not state, in one place.
 ///
 /// `tests/integration/hidden_writes.test.cpp` runs every operation that torch::nn uses and compares
@@ -1532,6 +1474,196 @@ inline std::uint64_t digest_of(const c10::Storage& storage, const Geometry& geom
 
 }  // namespace remat::detail
 
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+
+namespace remat::detail {
+
+/// An operation that is about to run: its arguments on the stack, and what the recorder has to know
+/// of the tensors among them.
+class Call {
+ public:
+  /// A tensor that the operation will write.
+  struct Written {
+    at::Tensor tensor;
+    std::uint16_t argument;
+    std::int32_t position;
+    bool is_read;      // its old content matters
+    bool is_external;  // nobody recorded how its old content came about
+    std::int64_t nbytes;
+  };
+
+  Call(const OperatorHandle& handle, const OperatorTraits& traits, c10::DispatchKeySet keys,
+       Stack& stack)
+      : traits_(traits),
+        handle_(handle),
+        keys_(keys),
+        stack_(stack),
+        first_(stack.size() - traits.argument_count) {
+    inspect_arguments();
+  }
+
+  c10::IValue& argument(std::size_t index) { return stack_[first_ + index]; }
+  c10::IValue& returned(std::size_t index) {
+    return stack_[stack_.size() - traits_.returns.size() + index];
+  }
+
+  /// Passes the operation on to its kernel; returns take the place of arguments.
+  void run() { handle_.redispatchBoxed(below_recorder(keys_), &stack_); }
+
+  /// Calls `visit(tensor, position)` for each defined tensor in an argument or return.
+  template <class Visit>
+  static void for_each_tensor(const c10::IValue& value, OperatorTraits::Kind kind, Visit visit) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined()) visit(tensor, std::int32_t{none});
+    } else if (kind == OperatorTraits::Kind::tensor_list && value.isTensorList()) {
+      std::int32_t position = 0;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        if (tensor.defined()) visit(tensor, position);
+        ++position;
+      }
+    } else if (kind == OperatorTraits::Kind::optional_tensor_list && value.isOptionalTensorList()) {
+      std::int32_t position = 0;
+      for (const auto& tensor : value.toOptionalTensorVector()) {
+        if (tensor && tensor->defined()) visit(*tensor, position);
+        ++position;
+      }
+    }
+  }
+
+  const Written* find_written(std::uint16_t argument, std::int32_t position) const {
+    for (const Written& one : written)
+      if (one.argument == argument && one.position == position) return &one;
+    return nullptr;
+  }
+
+  bool is_source(const c10::StorageImpl* storage) const {
+    return std::find(sources.begin(), sources.end(), storage) != sources.end();
+  }
+
+  bool has_tensor = false;
+  bool has_opaque = false;            // a tensor without a plain storage
+  std::int64_t largest = 0;           // bytes of the largest tensor
+  std::optional<c10::Device> device;  // of the first tensor
+  c10::SmallVector<const c10::StorageImpl*, 8> sources;
+  c10::SmallVector<const c10::StorageImpl*, 2> borrowed;  // those that do not own their memory
+  c10::SmallVector<Written, 2> written;
+
+ private:
+  /// A tensor over memory that it does not own, such as from_blob's: it may be gone before
+  /// backward, unless plain holds it as well.
+  static bool is_borrowed(const at::Tensor& tensor) {
+    return tensor.storage().data_ptr().get_context() == nullptr && tensor.storage().nbytes() > 0 &&
+           tensor.is_cpu() && !tensor.requires_grad();
+  }
+
+  bool writes_hidden(const OperatorTraits::Argument& traits) {
+    return traits.hidden_write_if == -1 ||
+           (traits.hidden_write_if >= 0 &&
+            argument(static_cast<std::size_t>(traits.hidden_write_if)).toBool());
+  }
+
+  void inspect_arguments() {
+    for (const auto& traits : traits_.arguments) {
+      const bool is_hidden = traits.hidden_write_if != -2 && writes_hidden(traits);
+      for_each_tensor(argument(traits.index), traits.kind,
+                      [&](const at::Tensor& tensor, std::int32_t position) {
+                        has_tensor = true;
+                        if (!has_plain_storage(tensor)) {
+                          has_opaque = true;
+                          return;
+                        }
+                        largest = std::max(largest, static_cast<std::int64_t>(tensor.nbytes()));
+                        if (position == none && !device) device = tensor.device();
+                        sources.push_back(storage_of(tensor));
+                        if (is_borrowed(tensor)) borrowed.push_back(storage_of(tensor));
+                        if (!traits.is_written && !is_hidden) return;
+                        const bool covers = tensor.is_non_overlapping_and_dense() &&
+                                            tensor.nbytes() == tensor.storage().nbytes();
+                        const bool is_read = is_hidden ? traits.hidden_write_reads
+                                                       : !(traits.is_overwritten && covers);
+                        written.push_back({tensor, traits.index, position, is_read, true,
+                                           static_cast<std::int64_t>(tensor.storage().nbytes())});
+                      });
+    }
+    // An argument that shares the written one's memory reads it after all.
+    for (Written& one : written)
+      one.is_read =
+          one.is_read || std::count(sources.begin(), sources.end(), storage_of(one.tensor)) > 1;
+  }
+
+  const OperatorTraits& traits_;
+  const OperatorHandle& handle_;
+  c10::DispatchKeySet keys_;
+  Stack& stack_;
+  std::size_t first_;
+};
+
+}  // namespace remat::detail
+
+#include <bit>
+#include <new>
+
+namespace remat::detail {
+
+/// A list that only grows at its end and never moves an element. Chunk k holds `FirstChunk << k`
+/// elements, so that a tape of three operations is as cheap as one of a hundred thousand is
+/// compact; std::deque allocates 512 bytes at a time, from the start.
+template <class Element, std::size_t FirstChunk = 8>
+class StableList {
+  static_assert(std::has_single_bit(FirstChunk), "the size of the first chunk is a power of two");
+
+ public:
+  StableList() = default;
+  StableList(const StableList&) = delete;
+  StableList& operator=(const StableList&) = delete;
+  ~StableList() {
+    for (std::size_t i = size_; i-- > 0;) std::destroy_at(&(*this)[i]);
+    for (std::size_t k = 0; k < chunks_.size(); ++k)
+      std::allocator<Element>().deallocate(chunks_[k], FirstChunk << k);
+  }
+
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+  Element& operator[](std::size_t index) {
+    const std::size_t chunk = chunk_of(index);
+    return chunks_[chunk][index - start_of(chunk)];
+  }
+  const Element& operator[](std::size_t index) const {
+    return const_cast<StableList&>(*this)[index];
+  }
+
+  template <class... Arguments>
+  Element& emplace_back(Arguments&&... arguments) {
+    const std::size_t chunk = chunk_of(size_);
+    if (chunk == chunks_.size()) {
+      chunks_.reserve(chunk + 1);  // so that the allocation below has an owner whatever happens
+      chunks_.push_back(std::allocator<Element>().allocate(FirstChunk << chunk));
+    }
+    Element* place = chunks_[chunk] + (size_ - start_of(chunk));
+    new (place) Element(std::forward<Arguments>(arguments)...);
+    ++size_;
+    return *place;
+  }
+  void push_back(Element element) { emplace_back(std::move(element)); }
+
+ private:
+  static std::size_t chunk_of(std::size_t index) {
+    return static_cast<std::size_t>(std::bit_width(index / FirstChunk + 1)) - 1;
+  }
+  static std::size_t start_of(std::size_t chunk) {
+    return FirstChunk * ((std::size_t{1} << chunk) - 1);
+  }
+
+  std::vector<Element*> chunks_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace remat::detail
+
 namespace remat::detail {
 
 class Tape;
@@ -1586,6 +1718,32 @@ REMAT_VISIBLE inline WriteWatch& write_watch() {
   static auto* watch = new WriteWatch;
   return *watch;
 }
+
+}  // namespace remat::detail
+
+// First, for Clang: see libtorch/tensor.hpp.
+
+#include <ATen/Parallel.h>
+
+namespace remat::detail {
+
+/// Sums depend on how many threads share them: recompute with as many as forward had.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(int count)
+      : before_(at::get_num_threads()), differs_(before_ != count) {
+    if (differs_) at::set_num_threads(count);
+  }
+  ~ThreadCountGuard() {
+    if (differs_) at::set_num_threads(before_);
+  }
+  ThreadCountGuard(const ThreadCountGuard&) = delete;
+  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
+
+ private:
+  int before_;
+  bool differs_;
+};
 
 }  // namespace remat::detail
 
@@ -1770,9 +1928,6 @@ struct attention {
 };
 
 }  // namespace remat::keep
-
-#include <ATen/Parallel.h>
-#include <c10/util/SmallVector.h>
 
 namespace remat::detail {
 
@@ -2213,24 +2368,6 @@ inline void allow_recompute(std::string name) {
 
 namespace remat::detail {
 
-/// Sums depend on how many threads share them: recompute with as many as forward had.
-class ThreadCountGuard {
- public:
-  explicit ThreadCountGuard(int count)
-      : before_(at::get_num_threads()), differs_(before_ != count) {
-    if (differs_) at::set_num_threads(count);
-  }
-  ~ThreadCountGuard() {
-    if (differs_) at::set_num_threads(before_);
-  }
-  ThreadCountGuard(const ThreadCountGuard&) = delete;
-  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
-
- private:
-  int before_;
-  bool differs_;
-};
-
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
 /// A slice is a transaction. What it computes lives in its own table and moves to the tape only
@@ -2538,6 +2675,10 @@ class Slice {
   ska::flat_hash_map<ValueId, Made> made_;
 };
 
+}  // namespace remat::detail
+
+namespace remat::detail {
+
 /// Takes back what a backward pass that keeps its graph was lent; runs when that pass ends, however
 /// it ends.
 class LentUntil {
@@ -2715,7 +2856,6 @@ class SavedTensor final : public SavedTensorHooks {
 }  // namespace remat::detail
 
 #include <chrono>
-#include <optional>
 
 namespace remat::detail {
 
@@ -2725,15 +2865,9 @@ class Recorder {
  public:
   Recorder(Tape& tape, const OperatorHandle& handle, const OperatorTraits& traits,
            c10::DispatchKeySet keys, Stack& stack)
-      : tape_(tape),
-        handle_(handle),
-        traits_(traits),
-        keys_(keys),
-        stack_(stack),
-        first_(stack.size() - traits.argument_count) {}
+      : tape_(tape), handle_(handle), traits_(traits), call_(handle, traits, keys, stack) {}
 
   void run() {
-    inspect_arguments();
     if (is_recordable())
       record();
     else
@@ -2741,105 +2875,32 @@ class Recorder {
   }
 
  private:
-  struct Written {
-    at::Tensor tensor;
-    std::uint16_t argument;
-    std::int32_t position;
-    bool is_read;      // its old content matters
-    bool is_external;  // nobody recorded how its old content came about
-    std::int64_t nbytes;
-  };
+  using Written = Call::Written;
 
   Value& value(ValueId id) { return tape_.values[static_cast<std::size_t>(id)]; }
-  c10::IValue& argument(std::size_t index) { return stack_[first_ + index]; }
-  c10::IValue& returned(std::size_t index) {
-    return stack_[stack_.size() - traits_.returns.size() + index];
-  }
-
-  /// Calls `visit(tensor, position)` for each defined tensor in an argument or return.
-  template <class Visit>
-  static void for_each_tensor(const c10::IValue& value, OperatorTraits::Kind kind, Visit visit) {
-    if (value.isTensor()) {
-      const at::Tensor& tensor = value.toTensor();
-      if (tensor.defined()) visit(tensor, std::int32_t{none});
-    } else if (kind == OperatorTraits::Kind::tensor_list && value.isTensorList()) {
-      std::int32_t position = 0;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        if (tensor.defined()) visit(tensor, position);
-        ++position;
-      }
-    } else if (kind == OperatorTraits::Kind::optional_tensor_list && value.isOptionalTensorList()) {
-      std::int32_t position = 0;
-      for (const auto& tensor : value.toOptionalTensorVector()) {
-        if (tensor && tensor->defined()) visit(*tensor, position);
-        ++position;
-      }
-    }
-  }
-
-  /// A tensor over memory that it does not own, such as from_blob's: it may be gone before
-  /// backward, unless plain holds it as well.
-  static bool is_borrowed(const at::Tensor& tensor) {
-    return tensor.storage().data_ptr().get_context() == nullptr && tensor.storage().nbytes() > 0 &&
-           tensor.is_cpu() && !tensor.requires_grad();
-  }
 
   bool holds_borrowed() {
-    if (borrowed_.empty()) return true;
+    if (call_.borrowed.empty()) return true;
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
-    return std::all_of(borrowed_.begin(), borrowed_.end(), [this](const c10::StorageImpl* storage) {
-      return std::find(tape_.recent_memory.begin(), tape_.recent_memory.end(), storage) !=
-             tape_.recent_memory.end();
-    });
-  }
-
-  bool writes_hidden(const OperatorTraits::Argument& traits) {
-    return traits.hidden_write_if == -1 ||
-           (traits.hidden_write_if >= 0 &&
-            argument(static_cast<std::size_t>(traits.hidden_write_if)).toBool());
-  }
-
-  void inspect_arguments() {
-    for (const auto& traits : traits_.arguments) {
-      const bool is_hidden = traits.hidden_write_if != -2 && writes_hidden(traits);
-      for_each_tensor(argument(traits.index), traits.kind,
-                      [&](const at::Tensor& tensor, std::int32_t position) {
-                        has_tensor_ = true;
-                        if (!has_plain_storage(tensor)) {
-                          has_opaque_ = true;
-                          return;
-                        }
-                        largest_ = std::max(largest_, static_cast<std::int64_t>(tensor.nbytes()));
-                        if (position == none && !device_) device_ = tensor.device();
-                        sources_.push_back(storage_of(tensor));
-                        if (is_borrowed(tensor)) borrowed_.push_back(storage_of(tensor));
-                        if (!traits.is_written && !is_hidden) return;
-                        const bool covers = tensor.is_non_overlapping_and_dense() &&
-                                            tensor.nbytes() == tensor.storage().nbytes();
-                        const bool is_read = is_hidden ? traits.hidden_write_reads
-                                                       : !(traits.is_overwritten && covers);
-                        written_.push_back({tensor, traits.index, position, is_read, true,
-                                            static_cast<std::int64_t>(tensor.storage().nbytes())});
-                      });
-    }
-    // An argument that shares the written one's memory reads it after all.
-    for (Written& written : written_)
-      written.is_read = written.is_read || std::count(sources_.begin(), sources_.end(),
-                                                      storage_of(written.tensor)) > 1;
+    return std::all_of(
+        call_.borrowed.begin(), call_.borrowed.end(), [this](const c10::StorageImpl* storage) {
+          return std::find(tape_.recent_memory.begin(), tape_.recent_memory.end(), storage) !=
+                 tape_.recent_memory.end();
+        });
   }
 
   bool is_recordable() {
-    if (!at::GradMode::is_enabled() || thread_state().is_plain || has_opaque_ || !has_tensor_ ||
-        traits_.is_factory)
+    if (!at::GradMode::is_enabled() || thread_state().is_plain || call_.has_opaque ||
+        !call_.has_tensor || traits_.is_factory)
       return false;
     if (!traits_.is_recordable() || !holds_borrowed()) return false;
-    if (traits_.is_nondeterministic && device_ && device_->type() != c10::kCPU &&
+    if (traits_.is_nondeterministic && call_.device && call_.device->type() != c10::kCPU &&
         !at::globalContext().deterministicAlgorithms())
       return false;
     if (traits_.makes_tensors) return true;
     // It only writes: worth a record if it changes something that this region made.
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
-    for (const Written& written : written_)
+    for (const Written& written : call_.written)
       if (is_made_here(written)) return true;
     return false;
   }
@@ -2851,17 +2912,15 @@ class Recorder {
     return id != none && (value(id).producer != none || (value(id).is_fresh && !written.is_read));
   }
 
-  void call() { handle_.redispatchBoxed(below_recorder(keys_), &stack_); }
-
   // --- operations that are not recorded
   // -----------------------------------------------------------------------------------------
 
   /// What it writes and makes is external from its next use on, and costs nothing if there is none.
   void run_unrecorded() {
-    for (const Written& written : written_) save_content_of(written.tensor);
-    call();
+    for (const Written& written : call_.written) save_content_of(written.tensor);
+    call_.run();
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
-    for (const Written& written : written_) {
+    for (const Written& written : call_.written) {
       rebind_recent(written.tensor, none);
       tape_.forget(storage_of(written.tensor));
     }
@@ -2913,14 +2972,13 @@ class Recorder {
   void for_each_made(Visit visit) {
     for (std::size_t i = 0; i < traits_.returns.size(); ++i) {
       if (!traits_.returns[i].is_tensor || traits_.returns[i].is_alias) continue;
-      for_each_tensor(
-          returned(i), traits_.returns[i].kind,
-          [&](const at::Tensor& tensor, std::int32_t position) {
-            // Some operations return an argument's storage although their schema does not say so.
-            if (has_plain_storage(tensor) &&
-                std::find(sources_.begin(), sources_.end(), storage_of(tensor)) == sources_.end())
-              visit(tensor, static_cast<std::int32_t>(i), position);
-          });
+      Call::for_each_tensor(call_.returned(i), traits_.returns[i].kind,
+                            [&](const at::Tensor& tensor, std::int32_t position) {
+                              // Some operations return an argument's storage although their schema
+                              // does not say so.
+                              if (has_plain_storage(tensor) && !call_.is_source(storage_of(tensor)))
+                                visit(tensor, static_cast<std::int32_t>(i), position);
+                            });
     }
   }
 
@@ -2929,7 +2987,7 @@ class Recorder {
 
   void record() {
     note_uses();
-    for (const Written& written : written_) save_content_of(written.tensor);
+    for (const Written& written : call_.written) save_content_of(written.tensor);
     std::unique_ptr<RandomState> random =
         traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
@@ -2938,7 +2996,7 @@ class Recorder {
     if (random)
       draw(*random);
     else
-      call();
+      call_.run();
     const float seconds =
         tape_.measures_time
             ? std::chrono::duration<float>(std::chrono::steady_clock::now() - start).count()
@@ -2968,38 +3026,34 @@ class Recorder {
     std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
     first_argument_ = tape_.arguments.size();
     first_use_ = tape_.uses.size();
-    for (std::size_t i = 0; i < traits_.argument_count; ++i) tape_.arguments.push_back(argument(i));
-    for (Written& written : written_) written.is_external = !is_made_here(written);
+    for (std::size_t i = 0; i < traits_.argument_count; ++i)
+      tape_.arguments.push_back(call_.argument(i));
+    for (Written& written : call_.written) written.is_external = !is_made_here(written);
     for (const auto& traits : traits_.arguments) {
       c10::IValue& noted = tape_.arguments[first_argument_ + traits.index];
-      for_each_tensor(argument(traits.index), traits.kind,
-                      [&](const at::Tensor& tensor, std::int32_t position) {
-                        const Written* written = find_written(traits.index, position);
-                        if (written != nullptr && !written->is_read && traits.hidden_write_if != -2)
-                          return;  // running statistics: recompute without
-                        Use& use = tape_.uses.emplace_back();
-                        use.geometry = Geometry::of(tensor);
-                        use.version = Version::of(tensor);
-                        use.device = tensor.device();
-                        use.argument = traits.index;
-                        use.position = position;
-                        use.is_written = written != nullptr;
-                        use.needs_content =
-                            !traits.is_geometry_only && (written == nullptr || written->is_read);
-                        use.value = use.needs_content ? value_to_read(tensor, use.version)
-                                                      : value_to_overwrite(tensor);
-                        if (use.needs_content && value(use.value).producer == none)
-                          use.digest = digest_of(tensor.storage(), use.geometry);
-                        tape_.widen_scope(use.value, tape_.region);
-                      });
+      Call::for_each_tensor(
+          call_.argument(traits.index), traits.kind,
+          [&](const at::Tensor& tensor, std::int32_t position) {
+            const Written* written = call_.find_written(traits.index, position);
+            if (written != nullptr && !written->is_read && traits.hidden_write_if != -2)
+              return;  // running statistics: recompute without
+            Use& use = tape_.uses.emplace_back();
+            use.geometry = Geometry::of(tensor);
+            use.version = Version::of(tensor);
+            use.device = tensor.device();
+            use.argument = traits.index;
+            use.position = position;
+            use.is_written = written != nullptr;
+            use.needs_content =
+                !traits.is_geometry_only && (written == nullptr || written->is_read);
+            use.value =
+                use.needs_content ? value_to_read(tensor, use.version) : value_to_overwrite(tensor);
+            if (use.needs_content && value(use.value).producer == none)
+              use.digest = digest_of(tensor.storage(), use.geometry);
+            tape_.widen_scope(use.value, tape_.region);
+          });
       strip(noted, traits.kind);
     }
-  }
-
-  const Written* find_written(std::uint16_t argument, std::int32_t position) const {
-    for (const Written& written : written_)
-      if (written.argument == argument && written.position == position) return &written;
-    return nullptr;
   }
 
   static void strip(c10::IValue& argument, OperatorTraits::Kind kind) {
@@ -3053,24 +3107,25 @@ class Recorder {
 
   /// Runs a random operation and notes the state from which it drew.
   void draw(RandomState& random) {
-    c10::IValue* given = traits_.generator_argument < 0
-                             ? nullptr
-                             : &argument(static_cast<std::size_t>(traits_.generator_argument));
+    c10::IValue* given =
+        traits_.generator_argument < 0
+            ? nullptr
+            : &call_.argument(static_cast<std::size_t>(traits_.generator_argument));
     if (given != nullptr && given->isGenerator()) random.generator = given->toGenerator();
     if (!random.generator.defined())
-      random.generator = default_generator(device_.value_or(c10::Device(c10::kCPU)));
-    draw_and_note(random, given, [this] { call(); });
+      random.generator = default_generator(call_.device.value_or(c10::Device(c10::kCPU)));
+    draw_and_note(random, given, [this] { call_.run(); });
     at::Tensor& last = tape_.last_random_state;
     if (last.defined() && same_state(random.state, last)) random.state = last;
     last = random.state;
   }
 
   void define_results(OperationId id) {
-    for (const Written& written : written_) {
+    for (const Written& written : call_.written) {
       const c10::StorageImpl* storage = storage_of(written.tensor);
       const std::int32_t use = use_of(written);
       const bool has_moved =
-          std::find(sources_.begin(), sources_.end(), storage) == sources_.end() ||
+          !call_.is_source(storage) ||
           static_cast<std::int64_t>(written.tensor.storage().nbytes()) != written.nbytes;
       if (written.is_external || use == none || has_moved) {
         rebind_recent(written.tensor, none);
@@ -3091,7 +3146,7 @@ class Recorder {
       const ValueId made = tape_.define(tensor, id);
       tape_.results.push_back({made, index, position, none});
       made_.emplace_back(made, tensor.storage());
-      largest_ = std::max(largest_, static_cast<std::int64_t>(tensor.nbytes()));
+      call_.largest = std::max(call_.largest, static_cast<std::int64_t>(tensor.nbytes()));
     });
   }
 
@@ -3110,7 +3165,7 @@ class Recorder {
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
       made.kept_from_depth =
-          keeps_statistics && made.nbytes * tiny_share <= largest_ ? 0 : kept_from(made);
+          keeps_statistics && made.nbytes * tiny_share <= call_.largest ? 0 : kept_from(made);
       if (made.kept_from_depth == 0) {
         made.is_shared = true;
         tape_.set_held(id, storage);
@@ -3129,8 +3184,9 @@ class Recorder {
     int depth = tape_.depth(id) + 1;
     for (; id != none; id = tape_.regions[static_cast<std::size_t>(id)].parent, --depth) {
       Region& region = tape_.regions[static_cast<std::size_t>(id)];
-      if (!region.keep || !region.keep({traits_.name, region.ordinals[&traits_], Bytes{largest_}},
-                                       Bytes{made.nbytes}))
+      if (!region.keep ||
+          !region.keep({traits_.name, region.ordinals[&traits_], Bytes{call_.largest}},
+                       Bytes{made.nbytes}))
         break;
     }
     return depth;
@@ -3139,18 +3195,9 @@ class Recorder {
   Tape& tape_;
   const OperatorHandle& handle_;
   const OperatorTraits& traits_;
-  c10::DispatchKeySet keys_;
-  Stack& stack_;
-  std::size_t first_;
+  Call call_;
   std::size_t first_argument_ = 0;
   std::size_t first_use_ = 0;
-  bool has_tensor_ = false;
-  bool has_opaque_ = false;
-  std::int64_t largest_ = 0;
-  std::optional<c10::Device> device_;
-  c10::SmallVector<const c10::StorageImpl*, 8> sources_;
-  c10::SmallVector<const c10::StorageImpl*, 2> borrowed_;
-  c10::SmallVector<Written, 2> written_;
   c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;
 };
 

@@ -11,14 +11,17 @@
 #include <string>
 #include <vector>
 
-/// Runs one operation or module in the middle of a region from which everything is dropped, and once without checkpointing.
+/// Runs one operation or module in the middle of a region from which everything is dropped, and
+/// once without checkpointing.
 namespace sweep {
 
-/// What a case computes, from inputs that it makes itself; made anew for each run from the same seed.
+/// What a case computes, from inputs that it makes itself; made anew for each run from the same
+/// seed.
 struct Case {
-  std::vector<torch::Tensor> inputs;                                             // leaves; those of floating point get gradients
-  std::function<torch::Tensor(const std::vector<torch::Tensor>&)> run;           // what is swept
-  std::shared_ptr<torch::nn::Module> module = nullptr;                           // its parameters and buffers are compared too
+  std::vector<torch::Tensor> inputs;  // leaves; those of floating point get gradients
+  std::function<torch::Tensor(const std::vector<torch::Tensor>&)> run;  // what is swept
+  std::shared_ptr<torch::nn::Module> module =
+      nullptr;  // its parameters and buffers are compared too
 };
 
 using MakeCase = std::function<Case()>;
@@ -35,15 +38,18 @@ inline std::vector<torch::Tensor> outcome(const MakeCase& make, bool is_checkpoi
   for (torch::Tensor& input : one.inputs)
     if (input.is_floating_point() || input.is_complex()) input.requires_grad_();
 
-  // Before: inputs that are dropped. After: an operation that saves the result, so that the swept operation has to run again.
+  // Before: inputs that are dropped. After: an operation that saves the result, so that the swept
+  // operation has to run again.
   const auto region = [&](const std::vector<torch::Tensor>& inputs) {
     std::vector<torch::Tensor> inner;
-    for (const torch::Tensor& input : inputs) inner.push_back(input.requires_grad() ? input * 1.25 : input);
+    for (const torch::Tensor& input : inputs)
+      inner.push_back(input.requires_grad() ? input * 1.25 : input);
     const torch::Tensor result = one.run(inner);
     return result.requires_grad() ? result * result : result;
   };
   torch::manual_seed(11);
-  const torch::Tensor output = is_checkpointed ? remat::checkpoint(region, one.inputs) : region(one.inputs);
+  const torch::Tensor output =
+      is_checkpointed ? remat::checkpoint(region, one.inputs) : region(one.inputs);
 
   std::vector<torch::Tensor> left{output.detach().clone(), torch::rand({2})};
   if (output.requires_grad()) {
@@ -54,7 +60,8 @@ inline std::vector<torch::Tensor> outcome(const MakeCase& make, bool is_checkpoi
   left.push_back(torch::rand({2}));
   for (const torch::Tensor& input : one.inputs) left.push_back(input.grad());
   if (one.module) {
-    for (const torch::Tensor& parameter : one.module->parameters()) left.push_back(parameter.grad());
+    for (const torch::Tensor& parameter : one.module->parameters())
+      left.push_back(parameter.grad());
     for (const torch::Tensor& buffer : one.module->buffers()) left.push_back(buffer.clone());
   }
   return left;
@@ -62,7 +69,9 @@ inline std::vector<torch::Tensor> outcome(const MakeCase& make, bool is_checkpoi
 
 inline bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  if (a.is_sparse()) return same_bits(a.coalesce().indices(), b.coalesce().indices()) && same_bits(a.coalesce().values(), b.coalesce().values());
+  if (a.is_sparse())
+    return same_bits(a.coalesce().indices(), b.coalesce().indices()) &&
+           same_bits(a.coalesce().values(), b.coalesce().values());
   if (a.sizes() != b.sizes() || a.dtype() != b.dtype()) return false;
   if (a.numel() == 0) return true;
   // Bits, so that a NaN equals itself.
@@ -79,7 +88,8 @@ class DropEverything {
   DropEverything& operator=(const DropEverything&) = delete;
 };
 
-/// Compares each entry's two outcomes. Up to `may_lack` entries may be ones that plain cannot run; then neither may a region.
+/// Compares each entry's two outcomes. Up to `may_lack` entries may be ones that plain cannot run;
+/// then neither may a region.
 inline void check(const std::vector<Entry>& entries, std::size_t may_lack = 0) {
   const DropEverything drop;
   std::size_t lacking = 0;
@@ -89,7 +99,8 @@ inline void check(const std::vector<Entry>& entries, std::size_t may_lack = 0) {
     std::vector<torch::Tensor> plain;
     try {
       plain = outcome(entry.make, false);
-      // A run of its own: with the observer's key in place LibTorch takes other kernels for some norms.
+      // A run of its own: with the observer's key in place LibTorch takes other kernels for some
+      // norms.
       const WriteObserver observer;
       outcome(entry.make, false);
     } catch (const std::exception& error) {
@@ -114,7 +125,8 @@ inline void check(const std::vector<Entry>& entries, std::size_t may_lack = 0) {
   CAPTURE(WriteObserver::undeclared());
   CHECK(WriteObserver::undeclared().empty());  // each belongs into engine/operator_facts.hpp
   CHECK(lacking <= may_lack);
-  CHECK(remat::statistics().recomputed_operations - recomputed_before > static_cast<std::int64_t>(entries.size()));
+  CHECK(remat::statistics().recomputed_operations - recomputed_before >
+        static_cast<std::int64_t>(entries.size()));
 }
 
 }  // namespace sweep

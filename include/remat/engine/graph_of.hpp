@@ -10,11 +10,13 @@
 
 namespace remat::detail {
 
-/// Marks the operations behind the saved tensors that were dropped: backward runs those and no others.
+/// Marks the operations behind the saved tensors that were dropped: backward runs those and no
+/// others.
 inline void mark_recomputed(Graph& graph) {
   std::vector<std::int32_t> todo;
   for (std::size_t i = 0; i < graph.values.size(); ++i)
-    if (graph.values[i].is_saved && graph.values[i].fate == Graph::Fate::dropped) todo.push_back(static_cast<std::int32_t>(i));
+    if (graph.values[i].is_saved && graph.values[i].fate == Graph::Fate::dropped)
+      todo.push_back(static_cast<std::int32_t>(i));
   while (!todo.empty()) {
     const Graph::Value& value = graph.values[static_cast<std::size_t>(todo.back())];
     todo.pop_back();
@@ -26,11 +28,13 @@ inline void mark_recomputed(Graph& graph) {
   }
 }
 
-/// What a tape knows now, as a value of its own. Asked when a region ends, before the backward pass changes anything.
+/// What a tape knows now, as a value of its own. Asked when a region ends, before the backward pass
+/// changes anything.
 inline Graph graph_of(Tape& tape) {
   std::lock_guard<std::recursive_mutex> lock(tape.mutex);
   Graph graph;
-  for (std::size_t i = 0; i < tape.regions.size(); ++i) graph.regions.push_back({tape.regions[i].name, tape.regions[i].parent});
+  for (std::size_t i = 0; i < tape.regions.size(); ++i)
+    graph.regions.push_back({tape.regions[i].name, tape.regions[i].parent});
   for (std::size_t i = 0; i < tape.values.size(); ++i) {
     const Value& value = tape.values[i];
     Graph::Value& copy = graph.values.emplace_back();
@@ -54,9 +58,11 @@ inline Graph graph_of(Tape& tape) {
       const Use& use = tape.uses[operation.first_use + i];
       if (!use.needs_content) continue;
       copy.reads.push_back(use.value);
-      graph.values[static_cast<std::size_t>(use.value)].last_read = static_cast<std::int32_t>(index);
+      graph.values[static_cast<std::size_t>(use.value)].last_read =
+          static_cast<std::int32_t>(index);
     }
-    for (std::size_t i = 0; i < operation.result_count; ++i) copy.makes.push_back(tape.results[operation.first_result + i].value);
+    for (std::size_t i = 0; i < operation.result_count; ++i)
+      copy.makes.push_back(tape.results[operation.first_result + i].value);
   }
   mark_recomputed(graph);
   return graph;

@@ -6,8 +6,8 @@
 
 /// Facts about LibTorch's operations that their schemas do not state, in one place.
 ///
-/// `tests/integration/hidden_writes.test.cpp` runs every operation that torch::nn uses and compares all arguments before and
-/// after, so a line that is missing here shows as a failing test.
+/// `tests/integration/hidden_writes.test.cpp` runs every operation that torch::nn uses and compares
+/// all arguments before and after, so a line that is missing here shows as a failing test.
 namespace remat::detail {
 
 /// An argument that an operation writes although its schema does not say so.
@@ -51,32 +51,57 @@ inline constexpr bool reads_geometry_only(std::string_view name, std::string_vie
   return is_in(name, {"aten::rand_like", "aten::randn_like", "aten::randint_like"});
 }
 
-/// Operations that make a tensor whose content somebody else may write through a raw pointer: a factory, although it takes a tensor.
+/// Operations that make a tensor whose content somebody else may write through a raw pointer: a
+/// factory, although it takes a tensor.
 inline constexpr bool is_factory(std::string_view name) {
-  return is_in(name, {"aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::zeros_like", "aten::ones_like",
-                      "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full"});
+  return is_in(name, {"aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+                      "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros",
+                      "aten::new_ones", "aten::new_full"});
 }
 
 /// In-place operations that overwrite their first argument whatever it held.
 inline constexpr bool overwrites_first_argument(std::string_view name) {
-  return is_in(name, {"aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::exponential_", "aten::geometric_",
-                      "aten::cauchy_", "aten::log_normal_", "aten::random_", "aten::zero_", "aten::fill_", "aten::copy_"});
+  return is_in(name, {"aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::exponential_",
+                      "aten::geometric_", "aten::cauchy_", "aten::log_normal_", "aten::random_",
+                      "aten::zero_", "aten::fill_", "aten::copy_"});
 }
 
-/// Operations that may give a tensor's storage another size or another tensor: what they touch is opaque.
+/// Operations that may give a tensor's storage another size or another tensor: what they touch is
+/// opaque.
 inline constexpr bool repoints(std::string_view name) {
-  return name.starts_with("aten::resize_") || name.starts_with("aten::set_") || name.starts_with("aten::_resize_output") ||
-         name.starts_with("aten::resize_as_") || name == "aten::set_data" || name == "aten::record_stream";
+  return name.starts_with("aten::resize_") || name.starts_with("aten::set_") ||
+         name.starts_with("aten::_resize_output") || name.starts_with("aten::resize_as_") ||
+         name == "aten::set_data" || name == "aten::record_stream";
 }
 
-/// Operations whose results may differ from run to run on an accelerator (the list of torch.use_deterministic_algorithms),
-/// kept there unless deterministic algorithms are switched on.
+/// Operations whose results may differ from run to run on an accelerator (the list of
+/// torch.use_deterministic_algorithms), kept there unless deterministic algorithms are switched on.
 inline constexpr bool is_nondeterministic_on_accelerators(std::string_view name) {
-  return is_in(name, {"aten::index_add", "aten::index_add_", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
-                      "aten::index_copy", "aten::index_copy_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce",
-                      "aten::scatter_reduce_", "aten::put", "aten::put_", "aten::bincount", "aten::histc", "aten::cumsum",
-                      "aten::kthvalue", "aten::median", "aten::_embedding_bag", "aten::_ctc_loss", "aten::grid_sampler_2d",
-                      "aten::grid_sampler_3d", "aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::adaptive_max_pool2d"});
+  return is_in(name, {"aten::index_add",
+                      "aten::index_add_",
+                      "aten::index_put",
+                      "aten::index_put_",
+                      "aten::_index_put_impl_",
+                      "aten::index_copy",
+                      "aten::index_copy_",
+                      "aten::scatter_add",
+                      "aten::scatter_add_",
+                      "aten::scatter_reduce",
+                      "aten::scatter_reduce_",
+                      "aten::put",
+                      "aten::put_",
+                      "aten::bincount",
+                      "aten::histc",
+                      "aten::cumsum",
+                      "aten::kthvalue",
+                      "aten::median",
+                      "aten::_embedding_bag",
+                      "aten::_ctc_loss",
+                      "aten::grid_sampler_2d",
+                      "aten::grid_sampler_3d",
+                      "aten::upsample_bilinear2d",
+                      "aten::upsample_bicubic2d",
+                      "aten::adaptive_max_pool2d"});
 }
 
 }  // namespace remat::detail

@@ -18,17 +18,19 @@
 
 namespace remat::detail {
 
-/// What the recorder needs to know of an operator, read once from its schema and from `operator_facts.hpp`.
+/// What the recorder needs to know of an operator, read once from its schema and from
+/// `operator_facts.hpp`.
 struct OperatorTraits {
   enum class Kind : std::uint8_t { tensor, tensor_list, optional_tensor_list };
 
   struct Argument {
     std::uint16_t index;
     Kind kind;
-    bool is_written = false;         // by the schema
-    bool is_geometry_only = false;   // the content does not matter
-    bool is_overwritten = false;     // written without being read
-    int hidden_write_if = -2;        // -2: no hidden write; -1: always; else the boolean argument that decides
+    bool is_written = false;        // by the schema
+    bool is_geometry_only = false;  // the content does not matter
+    bool is_overwritten = false;    // written without being read
+    int hidden_write_if =
+        -2;  // -2: no hidden write; -1: always; else the boolean argument that decides
     bool hidden_write_reads = false;
   };
 
@@ -38,17 +40,18 @@ struct OperatorTraits {
     bool is_alias = false;
   };
 
-  std::string name;      // "aten::convolution"
+  std::string name;  // "aten::convolution"
   std::string overload;
   std::vector<Argument> arguments;  // those that hold tensors
   std::vector<Return> returns;
   int generator_argument = -1;
   std::uint16_t argument_count = 0;
-  bool is_view = false;             // returns an alias that it does not write: unrecorded, uses carry the geometry
-  bool writes = false;              // by the schema or hidden
-  bool makes_tensors = false;       // some return is a tensor that is not an alias
+  bool is_view =
+      false;  // returns an alias that it does not write: unrecorded, uses carry the geometry
+  bool writes = false;         // by the schema or hidden
+  bool makes_tensors = false;  // some return is a tensor that is not an alias
   bool is_aten = true;
-  bool repoints = false;            // may give a tensor another storage or size
+  bool repoints = false;  // may give a tensor another storage or size
   bool is_factory = false;
   bool is_random = false;
   bool is_nondeterministic = false;
@@ -81,7 +84,9 @@ inline RecomputableOperators& recomputable_operators() {
   return *operators;
 }
 
-inline bool OperatorTraits::is_recordable() const { return !repoints && (is_aten || recomputable_operators().contains(name)); }
+inline bool OperatorTraits::is_recordable() const {
+  return !repoints && (is_aten || recomputable_operators().contains(name));
+}
 
 inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
@@ -92,7 +97,8 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
   const auto tensor_kind = [](c10::TypePtr type, Kind& kind) {
     using c10::TypeKind;
     bool is_list = false, is_optional_element = false;
-    if (type->kind() == TypeKind::OptionalType) type = type->castRaw<c10::OptionalType>()->getElementType();
+    if (type->kind() == TypeKind::OptionalType)
+      type = type->castRaw<c10::OptionalType>()->getElementType();
     if (type->kind() == TypeKind::ListType) {
       is_list = true;
       type = type->castRaw<c10::ListType>()->getElementType();
@@ -101,7 +107,9 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
         type = type->castRaw<c10::OptionalType>()->getElementType();
       }
     }
-    kind = !is_list ? Kind::tensor : is_optional_element ? Kind::optional_tensor_list : Kind::tensor_list;
+    kind = !is_list              ? Kind::tensor
+           : is_optional_element ? Kind::optional_tensor_list
+                                 : Kind::tensor_list;
     return type->kind() == TypeKind::TensorType;
   };
 
@@ -111,7 +119,8 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
     if (tensor_kind(argument.type(), traits.kind)) {
       traits.is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
       for (const HiddenWrite& write : hidden_writes)
-        if (write.operation == name && write.argument == static_cast<int>(i) && !traits.is_written) {
+        if (write.operation == name && write.argument == static_cast<int>(i) &&
+            !traits.is_written) {
           traits.hidden_write_if = write.only_if;
           traits.hidden_write_reads = write.reads;
         }
@@ -142,19 +151,22 @@ inline OperatorTraits::OperatorTraits(const OperatorHandle& handle) {
   is_nondeterministic = is_nondeterministic_on_accelerators(name);
 }
 
-/// The traits of an operator. They live as long as the process, since tapes refer to them from any thread.
+/// The traits of an operator. They live as long as the process, since tapes refer to them from any
+/// thread.
 inline const OperatorTraits& traits_of(const OperatorHandle& handle) {
   struct Table {
     std::mutex mutex;
     std::map<std::pair<std::string, std::string>, std::unique_ptr<const OperatorTraits>> entries;
   };
   static auto* table = new Table;
-  static thread_local ska::flat_hash_map<const void*, const OperatorTraits*> cache;  // spares the lock
+  static thread_local ska::flat_hash_map<const void*, const OperatorTraits*>
+      cache;  // spares the lock
 
   const c10::FunctionSchema& schema = handle.schema();
   const OperatorTraits*& entry = cache[&schema];
   // A library that was unloaded may have left its schema's address to another one.
-  if (entry == nullptr || entry->name != schema.name() || entry->overload != schema.overload_name()) {
+  if (entry == nullptr || entry->name != schema.name() ||
+      entry->overload != schema.overload_name()) {
     std::lock_guard<std::mutex> lock(table->mutex);
     auto& shared = table->entries[{schema.name(), schema.overload_name()}];
     if (!shared) shared = std::make_unique<const OperatorTraits>(handle);

@@ -35,9 +35,10 @@ struct REMAT_VISIBLE ThreadState {
   bool probe_arrived = false;
 };
 
-/// The engine's state, one object for all libraries of a process that contain this header: with default visibility the linker
-/// and the loader make one of it even under -fvisibility=hidden. Its name carries the layout's version, so that libraries with
-/// different layouts do not meet here; the second one then finds the dispatch key taken and stays off.
+/// The engine's state, one object for all libraries of a process that contain this header: with
+/// default visibility the linker and the loader make one of it even under -fvisibility=hidden. Its
+/// name carries the layout's version, so that libraries with different layouts do not meet here;
+/// the second one then finds the dispatch key taken and stays off.
 struct REMAT_VISIBLE ProcessStateLayout1 {
   std::mutex mutex;
   HookEngine* hook_engine = nullptr;
@@ -46,7 +47,8 @@ struct REMAT_VISIBLE ProcessStateLayout1 {
   std::string refusal;
   std::atomic<std::int64_t> regions{0}, recorded{0}, recomputed{0};
   std::atomic<bool> is_debug{std::getenv("REMAT_DEBUG") != nullptr};
-  std::atomic<bool> keeps_statistics{true};  // small side results such as a batch norm's mean; tests switch it off to drop everything
+  std::atomic<bool> keeps_statistics{true};  // small side results such as a batch norm's mean;
+                                             // tests switch it off to drop everything
 };
 
 REMAT_VISIBLE inline ProcessStateLayout1& process_state() {
@@ -73,15 +75,21 @@ inline void reset_statistics() {
   state.regions = state.recorded = state.recomputed = 0;
 }
 
-/// Switches the debug mode: regions remember a digest of every value that they drop, and backward compares what it recomputed.
+/// Switches the debug mode: regions remember a digest of every value that they drop, and backward
+/// compares what it recomputed.
 ///
-/// It finds what no tape can see, a write through a raw pointer, and names operation and value. Costs a pass over each value.
-/// The environment variable REMAT_DEBUG switches it on from the start.
+/// It finds what no tape can see, a write through a raw pointer, and names operation and value.
+/// Costs a pass over each value. The environment variable REMAT_DEBUG switches it on from the
+/// start.
 inline void set_debug(bool enabled) { detail::process_state().is_debug = enabled; }
 
-/// Declares that the operator `name` ("mylib::gelu") computes its results from its arguments alone, so that it may be recomputed.
+/// Declares that the operator `name` ("mylib::gelu") computes its results from its arguments alone,
+/// so that it may be recomputed.
 ///
-/// Operators outside `aten` are kept otherwise. Never declare one that communicates, or that reads or writes anything but its arguments.
-inline void allow_recompute(std::string name) { detail::recomputable_operators().allow(std::move(name)); }
+/// Operators outside `aten` are kept otherwise. Never declare one that communicates, or that reads
+/// or writes anything but its arguments.
+inline void allow_recompute(std::string name) {
+  detail::recomputable_operators().allow(std::move(name));
+}
 
 }  // namespace remat

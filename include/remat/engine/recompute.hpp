@@ -3,8 +3,7 @@
 
 #include "remat/engine/process.hpp"
 #include "remat/errors.hpp"
-
-#include <ATen/Parallel.h>
+#include "remat/libtorch/threads.hpp"
 
 #include <algorithm>
 #include <string>
@@ -13,44 +12,32 @@
 
 namespace remat::detail {
 
-/// Sums depend on how many threads share them: recompute with as many as forward had.
-class ThreadCountGuard {
- public:
-  explicit ThreadCountGuard(int count) : before_(at::get_num_threads()), differs_(before_ != count) {
-    if (differs_) at::set_num_threads(count);
-  }
-  ~ThreadCountGuard() {
-    if (differs_) at::set_num_threads(before_);
-  }
-  ThreadCountGuard(const ThreadCountGuard&) = delete;
-  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
-
- private:
-  int before_;
-  bool differs_;
-};
-
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
-/// A slice is a transaction. What it computes lives in its own table and moves to the tape only after the last operation has
-/// succeeded, so that an exception (memory exhausted, a parameter that was changed) leaves the tape as it was.
+/// A slice is a transaction. What it computes lives in its own table and moves to the tape only
+/// after the last operation has succeeded, so that an exception (memory exhausted, a parameter that
+/// was changed) leaves the tape as it was.
 ///
-/// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is neither R nor around R, that run
-/// is temporary: of its results only those stay that leave the region, for the region's own backward part comes later and will run
-/// it again. So a chain of chains costs one more run per level and the memory of one inner segment.
+/// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is
+/// neither R nor around R, that run is temporary: of its results only those stay that leave the
+/// region, for the region's own backward part comes later and will run it again. So a chain of
+/// chains costs one more run per level and the memory of one inner segment.
 class Slice {
  public:
-  Slice(Tape& tape, ValueId target, RegionId for_region) : tape_(tape), target_(target), for_region_(for_region) {}
+  Slice(Tape& tape, ValueId target, RegionId for_region)
+      : tape_(tape), target_(target), for_region_(for_region) {}
 
   c10::Storage run(bool lends) {
     collect();
     {
       c10::impl::ExcludeDispatchKeyGuard below(keys_above_recompute());
-      // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and only operations
-      // that ran with it on are recorded. No graph arises: autograd's keys are excluded.
+      // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and
+      // only operations that ran with it on are recorded. No graph arises: autograd's keys are
+      // excluded.
       at::AutoGradMode as_recorded(true);
       const ThreadCountGuard threads(tape_.thread_count);
-      for (const OperationId id : order_) run_operation(tape_.operations[static_cast<std::size_t>(id)]);
+      for (const OperationId id : order_)
+        run_operation(tape_.operations[static_cast<std::size_t>(id)]);
     }
     process_state().recomputed += static_cast<std::int64_t>(order_.size());
     return commit(lends);
@@ -59,8 +46,9 @@ class Slice {
  private:
   struct Made {
     c10::Storage storage;
-    std::int32_t readers = 0;          // operations of this slice that still have to read it
-    std::int32_t resting_readers = 0;  // those that will not need it again: a temporary run's readers will
+    std::int32_t readers = 0;  // operations of this slice that still have to read it
+    std::int32_t resting_readers =
+        0;  // those that will not need it again: a temporary run's readers will
     bool stays = false;
   };
 
@@ -87,7 +75,8 @@ class Slice {
 
     for (const OperationId id : order_) {
       const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      const bool is_lasting = tape_.common_ancestor(operation.region, for_region_) == operation.region;
+      const bool is_lasting =
+          tape_.common_ancestor(operation.region, for_region_) == operation.region;
       for (std::size_t i = 0; i < operation.use_count; ++i) {
         const Use& use = tape_.uses[operation.first_use + i];
         if (!use.needs_content || is_available(use.value)) continue;
@@ -98,12 +87,14 @@ class Slice {
     }
     for (const OperationId id : order_) {
       const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      for (std::size_t i = 0; i < operation.result_count; ++i) plan_stay(operation, tape_.results[operation.first_result + i].value);
+      for (std::size_t i = 0; i < operation.result_count; ++i)
+        plan_stay(operation, tape_.results[operation.first_result + i].value);
     }
     made_[target_].stays = true;
   }
 
-  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner part of a temporary run.
+  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner
+  /// part of a temporary run.
   void plan_stay(const Operation& operation, ValueId id) {
     const Value& made = value(id);
     if (made.need == 0 || is_available(id)) return;
@@ -122,12 +113,15 @@ class Slice {
 
   bool is_unchanged(ValueId id) {
     const auto found = tape_.revocable.find(id);
-    return found != tape_.revocable.end() && found->second.version.is_unchanged() && found->second.digest == digest_of(value(id).held);
+    return found != tape_.revocable.end() && found->second.version.is_unchanged() &&
+           found->second.digest == digest_of(value(id).held);
   }
 
   /// The bytes that a use reads, and a private copy of them if the operation writes there.
   c10::Storage content_for(const Operation& operation, const Use& use) {
-    if (!use.needs_content) return use.is_written ? uninitialised_storage(value(use.value).nbytes, use.device) : empty_storage(use.device);
+    if (!use.needs_content)
+      return use.is_written ? uninitialised_storage(value(use.value).nbytes, use.device)
+                            : empty_storage(use.device);
     const auto found = made_.find(use.value);
     if (found != made_.end() && found->second.storage) {
       Made& made = found->second;
@@ -144,7 +138,8 @@ class Slice {
 
   void skip_read(ValueId id) {
     const auto found = made_.find(id);
-    if (found != made_.end() && found->second.storage && --found->second.readers == 0 && !found->second.stays)
+    if (found != made_.end() && found->second.storage && --found->second.readers == 0 &&
+        !found->second.stays)
       found->second.storage = c10::Storage();
   }
 
@@ -153,22 +148,32 @@ class Slice {
   void check_unchanged(const Operation& operation, const Use& use) {
     const Value& there = value(use.value);
     const std::uint32_t now = use.version.now();
-    if (use.version.is_unchanged() && (use.digest == 0 || use.digest == digest_of(there.held, use.geometry))) return;
+    if (use.version.is_unchanged() &&
+        (use.digest == 0 || use.digest == digest_of(there.held, use.geometry)))
+      return;
     ErrorMessage message("remat.recompute.changed");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
-        .what("the tensor " + describe(use.geometry, use.device) + ", which " + operation.traits->name + " (argument " +
-              std::to_string(use.argument) + ") needs again, has been modified by an inplace operation: it was at version " +
-              std::to_string(use.version.number) + " in forward and is at version " + std::to_string(now) + " now" +
+        .what("the tensor " + describe(use.geometry, use.device) + ", which " +
+              operation.traits->name + " (argument " + std::to_string(use.argument) +
+              ") needs again, has been modified by an inplace operation: it was at version " +
+              std::to_string(use.version.number) + " in forward and is at version " +
+              std::to_string(now) + " now" +
               (use.version.is_unchanged() ? ", with another content" : ""))
-        .cause("something wrote into it between forward and backward, for example an optimizer step")
-        .cure("Step the optimizer after backward, give the region a clone, or exempt the layer with remat::plain");
+        .cause(
+            "something wrote into it between forward and backward, for example an optimizer step")
+        .cure(
+            "Step the optimizer after backward, give the region a clone, or exempt the layer with "
+            "remat::plain");
     throw RecomputeError(message);
   }
 
-  using WrittenContents = c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2>;  // use and private copy
+  using WrittenContents =
+      c10::SmallVector<std::pair<std::int32_t, c10::Storage>, 2>;  // use and private copy
 
-  /// Puts the tensors of one argument, those of uses `first` and on, into the stack; returns the next argument's first use.
-  std::size_t put_argument(const Operation& operation, std::size_t first, const WrittenContents& written, Stack& stack) {
+  /// Puts the tensors of one argument, those of uses `first` and on, into the stack; returns the
+  /// next argument's first use.
+  std::size_t put_argument(const Operation& operation, std::size_t first,
+                           const WrittenContents& written, Stack& stack) {
     const Use& use = tape_.uses[operation.first_use + first];
     c10::IValue& argument = stack[use.argument];
     if (use.position == none) {
@@ -177,28 +182,38 @@ class Slice {
     }
     const bool is_optional = argument.isOptionalTensorList();
     auto list = is_optional ? c10::List<at::Tensor>() : argument.toTensorList().copy();
-    auto optional_list = is_optional ? argument.to<c10::List<OptionalTensor>>().copy() : c10::List<OptionalTensor>();
+    auto optional_list =
+        is_optional ? argument.to<c10::List<OptionalTensor>>().copy() : c10::List<OptionalTensor>();
     std::size_t i = first;
     for (; i < operation.use_count; ++i) {
       const Use& element = tape_.uses[operation.first_use + i];
       if (element.argument != use.argument) break;
       at::Tensor tensor = tensor_for(operation, element, written);
-      if (is_optional) optional_list.set(static_cast<std::size_t>(element.position), OptionalTensor(std::move(tensor)));
-      else list.set(static_cast<std::size_t>(element.position), std::move(tensor));
+      if (is_optional)
+        optional_list.set(static_cast<std::size_t>(element.position),
+                          OptionalTensor(std::move(tensor)));
+      else
+        list.set(static_cast<std::size_t>(element.position), std::move(tensor));
     }
-    if (is_optional) argument = optional_list;
-    else argument = list;
+    if (is_optional)
+      argument = optional_list;
+    else
+      argument = list;
     return i;
   }
 
-  /// The private copy that a use shares with a written one, since they shared memory in forward; null if it has none.
-  const c10::Storage* find_written(const Operation& operation, const Use& use, const WrittenContents& written) const {
+  /// The private copy that a use shares with a written one, since they shared memory in forward;
+  /// null if it has none.
+  const c10::Storage* find_written(const Operation& operation, const Use& use,
+                                   const WrittenContents& written) const {
     for (const auto& [index, content] : written)
-      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value) return &content;
+      if (tape_.uses[operation.first_use + static_cast<std::size_t>(index)].value == use.value)
+        return &content;
     return nullptr;
   }
 
-  at::Tensor tensor_for(const Operation& operation, const Use& use, const WrittenContents& written) {
+  at::Tensor tensor_for(const Operation& operation, const Use& use,
+                        const WrittenContents& written) {
     const c10::Storage* shared = find_written(operation, use, written);
     if (shared == nullptr) return tensor_over(content_for(operation, use), use.geometry);
     if (!use.is_written && use.needs_content) skip_read(use.value);
@@ -219,10 +234,13 @@ class Slice {
       else if (use.is_written && use.needs_content)
         skip_read(use.value);
     }
-    for (std::size_t i = 0; i < operation.use_count;) i = put_argument(operation, i, written, stack);
+    for (std::size_t i = 0; i < operation.use_count;)
+      i = put_argument(operation, i, written, stack);
     const auto call = [&] { operation.handle.callBoxed(&stack); };
-    if (operation.random) draw_again(*operation.random, generator_argument(operation, stack), call);
-    else call();
+    if (operation.random)
+      draw_again(*operation.random, generator_argument(operation, stack), call);
+    else
+      call();
     std::vector<at::Tensor> list;  // of the return that was unpacked last
     std::int32_t unpacked = none;
     for (std::size_t i = 0; i < operation.result_count; ++i) {
@@ -232,8 +250,11 @@ class Slice {
       c10::Storage storage;
       if (result.index != none) {
         const c10::IValue& returned = stack[static_cast<std::size_t>(result.index)];
-        if (result.position != none && unpacked != result.index) list = returned.toTensorVector(), unpacked = result.index;
-        storage = result.position == none ? returned.toTensor().storage() : list[static_cast<std::size_t>(result.position)].storage();
+        if (result.position != none && unpacked != result.index)
+          list = returned.toTensorVector(), unpacked = result.index;
+        storage = result.position == none
+                      ? returned.toTensor().storage()
+                      : list[static_cast<std::size_t>(result.position)].storage();
       } else {
         for (auto& [use, content] : written)
           if (use == result.use) storage = content;
@@ -254,9 +275,14 @@ class Slice {
     if (has_size && (expected.digest == 0 || expected.digest == digest_of(storage, true))) return;
     ErrorMessage message("remat.recompute.differs");
     message.where("checkpoint \"" + tape_.name_of(operation.region) + "\"")
-        .what(operation.traits->name + " gave " + (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +
-              " when it was recomputed, " + (has_size ? "digests differ" : "and " + std::to_string(expected.nbytes) + " in forward"))
-        .cause("the operation does not depend on its arguments alone, or its result was written through a raw pointer in forward")
+        .what(operation.traits->name + " gave " +
+              (has_size ? "another content" : std::to_string(storage.nbytes()) + " bytes") +
+              " when it was recomputed, " +
+              (has_size ? "digests differ"
+                        : "and " + std::to_string(expected.nbytes) + " in forward"))
+        .cause(
+            "the operation does not depend on its arguments alone, or its result was written "
+            "through a raw pointer in forward")
         .cure("Exempt the layer with remat::plain");
     throw RecomputeError(message);
   }
@@ -264,7 +290,8 @@ class Slice {
   RecomputeError lost(ValueId id) {
     ErrorMessage message("remat.recompute.lost");
     message.where("checkpoint \"" + tape_.name_of(value(id).scope) + "\"")
-        .what("a content of " + std::to_string(value(id).nbytes) + " bytes that backward needs is gone")
+        .what("a content of " + std::to_string(value(id).nbytes) +
+              " bytes that backward needs is gone")
         .cause("a defect of remat")
         .cure("Please report it; exempting the layer with remat::plain avoids it");
     return RecomputeError(message);
@@ -291,41 +318,5 @@ class Slice {
   std::vector<OperationId> order_;
   ska::flat_hash_map<ValueId, Made> made_;
 };
-
-/// Takes back what a backward pass that keeps its graph was lent; runs when that pass ends, however it ends.
-class LentUntil {
- public:
-  explicit LentUntil(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
-  LentUntil(const LentUntil&) = delete;
-  LentUntil& operator=(const LentUntil&) = delete;
-  ~LentUntil() {
-    std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
-    take_back(*tape_);
-  }
-  static void take_back(Tape& tape) {
-    for (const ValueId id : tape.lent) tape.values[static_cast<std::size_t>(id)].lent = c10::Storage();
-    tape.lent.clear();
-  }
-
- private:
-  std::shared_ptr<Tape> tape_;
-};
-
-/// The content of a value for a saved tensor of `region`; recomputes it if it was dropped. The tape is locked by the caller.
-inline c10::Storage materialise(Tape& tape, ValueId id, RegionId region) {
-  Value& value = tape.values[static_cast<std::size_t>(id)];
-  if (value.lent) return value.lent;
-  if (value.held) return value.held;
-
-  const BackwardPass pass = current_backward_pass();
-  if (pass == BackwardPass::keeps_graph && tape.lent_until.expired()) {
-    auto token = std::make_shared<LentUntil>(tape.shared_from_this());
-    tape.lent_until = token;
-    attach_to_backward_pass(std::move(token));
-  }
-  c10::Storage content = Slice(tape, id, region).run(pass != BackwardPass::releases_graph);
-  if (pass == BackwardPass::outside) LentUntil::take_back(tape);
-  return content;
-}
 
 }  // namespace remat::detail

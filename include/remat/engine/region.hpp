@@ -19,12 +19,13 @@ struct RegionOptions {
   std::string name = "checkpoint";              ///< for messages
   std::vector<UnitCost>* unit_costs = nullptr;  ///< filled by unit, see `begin_unit`
   bool measures_time = false;
-  std::function<void(Tape&)> at_end;            ///< sees the tape when the region has ended well
+  std::function<void(Tape&)> at_end;  ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.
 inline bool records_regions() {
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && !thread_state().is_plain && install_engine();
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         !thread_state().is_plain && install_engine();
 }
 
 /// An open region. The first one on a thread makes a tape; those inside share it.
@@ -63,8 +64,9 @@ class RegionScope {
     thread_state().tape.reset();
   }
 
-  /// Keeps a result of the outermost region: its user holds the memory anyway, and what follows it need not be recomputed for it.
-  /// The user may edit it, so that it can be recomputed all the same.
+  /// Keeps a result of the outermost region: its user holds the memory anyway, and what follows it
+  /// need not be recomputed for it. The user may edit it, so that it can be recomputed all the
+  /// same.
   void keep_result(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_plain_storage(tensor)) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
@@ -84,11 +86,14 @@ class RegionScope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-/// Calls `fn(inputs...)` as a region: what autograd saves in it is let go and recomputed in backward.
+/// Calls `fn(inputs...)` as a region: what autograd saves in it is let go and recomputed in
+/// backward.
 template <class Function, class... Inputs>
 decltype(auto) run_region(const RegionOptions& options, Function&& fn, Inputs&&... inputs) {
   using ResultType = std::invoke_result_t<Function, Inputs...>;
-  if (!records_regions()) return static_cast<ResultType>(std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
+  if (!records_regions())
+    return static_cast<ResultType>(
+        std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
 
   RegionScope scope(options);
   if constexpr (std::is_void_v<ResultType>) {
@@ -98,12 +103,15 @@ decltype(auto) run_region(const RegionOptions& options, Function&& fn, Inputs&&.
     ResultType result = std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
     for_each_tensor_in(result, [&](const auto& tensor) { scope.keep_result(tensor); });
     if (options.at_end) options.at_end(scope.tape());
-    if constexpr (std::is_reference_v<ResultType>) return static_cast<ResultType>(result);
-    else return result;
+    if constexpr (std::is_reference_v<ResultType>)
+      return static_cast<ResultType>(result);
+    else
+      return result;
   }
 }
 
-/// Within a region that measures units: what follows belongs to the next one. The unit's output is the caller's to note.
+/// Within a region that measures units: what follows belongs to the next one. The unit's output is
+/// the caller's to note.
 inline void begin_unit() {
   ThreadState& thread = thread_state();
   if (!thread.tape) return;
@@ -112,7 +120,8 @@ inline void begin_unit() {
   if (region.unit_costs != nullptr) region.unit_costs->emplace_back();
 }
 
-/// While it lives, operations on this thread run as if there were no checkpoint: what they make is kept.
+/// While it lives, operations on this thread run as if there were no checkpoint: what they make is
+/// kept.
 class PlainScope {
  public:
   PlainScope() : before_(std::exchange(thread_state().is_plain, true)) {}

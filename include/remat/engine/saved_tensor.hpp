@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "remat/engine/process.hpp"
-#include "remat/engine/recompute.hpp"
+#include "remat/engine/materialise.hpp"
 #include "remat/errors.hpp"
 
 #include <algorithm>
@@ -14,8 +13,9 @@ namespace remat::detail {
 
 /// A tensor that autograd saved inside a region.
 ///
-/// If the region made it, only the geometry is kept and unpacking asks the tape. Otherwise (inputs, parameters, buffers, what was
-/// made unseen) it is what plain autograd keeps: the same memory, with the same check of its version.
+/// If the region made it, only the geometry is kept and unpacking asks the tape. Otherwise (inputs,
+/// parameters, buffers, what was made unseen) it is what plain autograd keeps: the same memory,
+/// with the same check of its version.
 class SavedTensor final : public SavedTensorHooks {
  public:
   explicit SavedTensor(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
@@ -46,7 +46,8 @@ class SavedTensor final : public SavedTensorHooks {
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();
       tape_->recent_memory.push_back(memory_.unsafeGetStorageImpl());
-      const at::Tensor base = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;  // linear saves weight.t()
+      const at::Tensor base =
+          tensor.is_view() ? at::Tensor(tensor._base()) : tensor;  // linear saves weight.t()
       is_parameter_ = base.is_leaf() && base.requires_grad();
       if (is_parameter_) digest_ = digest_of(memory_, geometry_);
       return;
@@ -67,7 +68,8 @@ class SavedTensor final : public SavedTensorHooks {
     }
     at::Tensor tensor = tensor_over(storage, geometry_);
     // Shared with the original, so that a graph of gradients notices later changes as in plain.
-    if (version_.counter.enabled()) tensor.unsafeGetTensorImpl()->set_version_counter(version_.counter);
+    if (version_.counter.enabled())
+      tensor.unsafeGetTensorImpl()->set_version_counter(version_.counter);
     return tensor;
   }
 
@@ -100,7 +102,8 @@ class SavedTensor final : public SavedTensorHooks {
   void count_cost(Value& value) {
     if (value.is_counted || value.held) return;
     value.is_counted = true;
-    for (RegionId id = region_; id != none; id = tape_->regions[static_cast<std::size_t>(id)].parent) {
+    for (RegionId id = region_; id != none;
+         id = tape_->regions[static_cast<std::size_t>(id)].parent) {
       auto* costs = tape_->regions[static_cast<std::size_t>(id)].unit_costs;
       if (costs != nullptr && !costs->empty()) costs->back().saved += Bytes{value.nbytes};
     }
@@ -114,10 +117,15 @@ class SavedTensor final : public SavedTensorHooks {
   RecomputeError changed() const {
     ErrorMessage message("remat.recompute.saved_tensor_changed");
     message.where("checkpoint \"" + tape_->name_of(region_) + "\"")
-        .what((is_parameter_ ? "the parameter " : "the saved tensor ") + describe(geometry_, device_) + ", needed for gradient computation, has been modified by an inplace operation: it was at version " +
+        .what((is_parameter_ ? "the parameter " : "the saved tensor ") +
+              describe(geometry_, device_) +
+              ", needed for gradient computation, has been modified by an inplace operation: it "
+              "was at version " +
               std::to_string(version_.number) + " in forward and is at version " +
               std::to_string(version_.now()) + " now")
-        .cause("it was edited between the operation that saved it and backward, for example by an optimizer step or an in-place operation")
+        .cause(
+            "it was edited between the operation that saved it and backward, for example by an "
+            "optimizer step or an in-place operation")
         .cure("Edit it after backward, or give the region a clone of it");
     return RecomputeError(message);
   }

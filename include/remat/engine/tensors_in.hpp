@@ -11,7 +11,8 @@
 namespace remat::detail {
 
 template <class Type, class Visit>
-concept VisitsItsTensors = requires(const Type& value, Visit visit) { visit_tensors(value, visit); };
+concept VisitsItsTensors =
+    requires(const Type& value, Visit visit) { visit_tensors(value, visit); };
 
 template <class Type>
 concept TupleLike = requires { std::tuple_size<Type>::value; };
@@ -28,10 +29,12 @@ concept RangeLike = requires(const Type& value) {
   requires !std::is_same_v<std::remove_cvref_t<decltype(*value.begin())>, Type>;
 };
 
-/// Calls `visit` for every tensor in a result: bare, or inside optional, vector, list, map, array, pair and tuple, to any depth.
+/// Calls `visit` for every tensor in a result: bare, or inside optional, vector, list, map, array,
+/// pair and tuple, to any depth.
 ///
-/// A user's own struct takes part with `template <class Visit> void visit_tensors(const Mine& mine, Visit visit)` beside it. A type
-/// that is not known holds none: its tensors are still right, they are only recomputed where a kept result would have spared that.
+/// A user's own struct takes part with `template <class Visit> void visit_tensors(const Mine& mine,
+/// Visit visit)` beside it. A type that is not known holds none: its tensors are still right, they
+/// are only recomputed where a kept result would have spared that.
 template <class Type, class Visit>
 void for_each_tensor_in(const Type& value, Visit visit) {
   if constexpr (std::is_base_of_v<at::TensorBase, Type>) {

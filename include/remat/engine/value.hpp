@@ -37,39 +37,45 @@ struct Version {
   bool is_unchanged() const { return now() == number; }
 };
 
-/// The content of one storage at one time. An in-place operation makes a new value of the same storage; views make none.
+/// The content of one storage at one time. An in-place operation makes a new value of the same
+/// storage; views make none.
 struct Value {
   c10::Storage held;  // external, kept, or recomputed; null: dropped
-  c10::Storage lent;  // recomputed for a backward pass that keeps its graph, gone when that pass ends
+  c10::Storage
+      lent;  // recomputed for a backward pass that keeps its graph, gone when that pass ends
   std::int64_t nbytes = 0;
   std::uint64_t digest = 0;  // debug mode: of what the first reader saw; 0: none
-  OperationId producer = none;  // none: external, it existed before or was made where the recorder does not look
-  RegionId scope = none;        // the innermost region that encloses all its uses
-  std::int32_t need = 0;        // saved tensors that wait for it and live operations that read it
+  OperationId producer =
+      none;  // none: external, it existed before or was made where the recorder does not look
+  RegionId scope = none;  // the innermost region that encloses all its uses
+  std::int32_t need = 0;  // saved tensors that wait for it and live operations that read it
   std::int32_t kept_from_depth = 0;  // regions this deep and deeper keep it
-  std::uint32_t version = 0;    // of the tensor when it was made or first read, to notice a write that the recorder did not see
+  std::uint32_t version = 0;    // of the tensor when it was made or first read, to notice a write
+                                // that the recorder did not see
   bool is_shared : 1 = false;   // `held` is a storage that others may write
   bool is_watched : 1 = false;  // entered in the write watch
-  bool is_written : 1 = false;  // made in place: autograd moves the version once more when the operation has returned
-  bool is_fresh : 1 = false;    // made by a factory in this region and not read yet
-  bool is_revocable : 1 = false;  // `held` is a region's result: the producer stays able to make it again
+  bool is_written : 1 =
+      false;  // made in place: autograd moves the version once more when the operation has returned
+  bool is_fresh : 1 = false;  // made by a factory in this region and not read yet
+  bool is_revocable : 1 =
+      false;  // `held` is a region's result: the producer stays able to make it again
   bool is_recomputed : 1 = false;
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
-  bool is_result : 1 = false;   // a region's result
+  bool is_result : 1 = false;  // a region's result
 };
 
 /// A value with a geometry: an argument of an operation, or a tensor that autograd saved.
 struct Use {
   Geometry geometry;
   Version version;
-  std::uint64_t digest = 0;      // of an external content when it was read; 0: none
+  std::uint64_t digest = 0;  // of an external content when it was read; 0: none
   ValueId value = none;
   std::int32_t position = none;  // in a list; none: the argument is the tensor itself
   std::uint16_t argument = 0;
   c10::Device device{c10::kCPU};
-  bool needs_content = true;     // false: only the geometry is read, or everything is overwritten
-  bool is_written = false;       // the operation writes into it
+  bool needs_content = true;  // false: only the geometry is read, or everything is overwritten
+  bool is_written = false;    // the operation writes into it
 };
 
 /// A value that an operation makes, and where it is found afterwards.
@@ -95,9 +101,11 @@ struct Operation {
   float seconds = 0;     // measured on request only
 };
 
-/// Mixes some words of the bytes `[first, last)` of a storage: notices changes that move no version counter, such as C++ SGD's.
-/// Short contents and, with `every_byte`, any are read whole. 0 where bytes cannot be read cheaply.
-inline std::uint64_t digest_of(const c10::Storage& storage, std::size_t first, std::size_t last, bool every_byte = false) {
+/// Mixes some words of the bytes `[first, last)` of a storage: notices changes that move no version
+/// counter, such as C++ SGD's. Short contents and, with `every_byte`, any are read whole. 0 where
+/// bytes cannot be read cheaply.
+inline std::uint64_t digest_of(const c10::Storage& storage, std::size_t first, std::size_t last,
+                               bool every_byte = false) {
   constexpr std::size_t sample_count = 16;
   if (!storage || storage.device_type() != c10::kCPU) return 0;
   last = std::min(last, storage.nbytes());

@@ -12,10 +12,12 @@ namespace remat::detail {
 
 class Tape;
 
-/// Who still needs the content that a storage has now: tapes enter what they refer to but do not own.
+/// Who still needs the content that a storage has now: tapes enter what they refer to but do not
+/// own.
 ///
-/// A recorder that sees a write coming (batch-norm statistics, an input edited in place) asks here first, so that a region which
-/// is waiting for its backward keeps the content it saw. One table for the process; a leaf in the order of locks.
+/// A recorder that sees a write coming (batch-norm statistics, an input edited in place) asks here
+/// first, so that a region which is waiting for its backward keeps the content it saw. One table
+/// for the process; a leaf in the order of locks.
 class REMAT_VISIBLE WriteWatch {
  public:
   struct Entry {
@@ -35,7 +37,9 @@ class REMAT_VISIBLE WriteWatch {
     auto& list = found->second;
     // Backward releases in the opposite order of forward: the last entry is nearly always the one.
     for (std::size_t i = list.size(); i-- > 0;) {
-      if (list[i].value != value || list[i].tape.owner_before(tape) || tape.owner_before(list[i].tape)) continue;
+      if (list[i].value != value || list[i].tape.owner_before(tape) ||
+          tape.owner_before(list[i].tape))
+        continue;
       list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
       break;
     }

@@ -13,19 +13,26 @@
 
 namespace remat::detail {
 
-/// Receives each allocation and release that LibTorch's allocators report on the thread it was set on, and on the threads of
-/// backward passes that are started there.
+/// Receives each allocation and release that LibTorch's allocators report on the thread it was set
+/// on, and on the threads of backward passes that are started there.
 class AllocationListener : public c10::MemoryReportingInfoBase {
  public:
   virtual void changed(std::int64_t bytes, c10::Device device) = 0;
 
-  // The signature differs between versions; the one that matches overrides, and `override` would refuse the other.
+  // The signature differs between versions; the one that matches overrides, and `override` would
+  // refuse the other.
 #ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
 #endif
-  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::int64_t, std::int64_t, c10::Device device) { changed(bytes, device); }
-  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device device) { changed(bytes, device); }
+  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::int64_t, std::int64_t,
+                                 c10::Device device) {
+    changed(bytes, device);
+  }
+  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
+                                 c10::Device device) {
+    changed(bytes, device);
+  }
 #ifdef __clang__
 #pragma clang diagnostic pop
 #endif

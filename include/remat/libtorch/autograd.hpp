@@ -17,27 +17,35 @@ namespace remat::detail {
 
 using SavedTensorHooks = torch::autograd::SavedVariableHooks;
 
-/// The autograd engine of the process with one thing added: it asks `source` for saved-tensor hooks first.
+/// The autograd engine of the process with one thing added: it asks `source` for saved-tensor hooks
+/// first.
 ///
-/// LibTorch's own default hooks exist in Python only. Everything else, execution above all, goes to the engine that was
-/// there before (in a Python process Python's), so that its hooks, anomaly mode and threads keep working. Never destroyed.
+/// LibTorch's own default hooks exist in Python only. Everything else, execution above all, goes to
+/// the engine that was there before (in a Python process Python's), so that its hooks, anomaly mode
+/// and threads keep working. Never destroyed.
 class HookEngine final : public torch::autograd::Engine {
  public:
   using Source = std::unique_ptr<SavedTensorHooks> (*)(bool& handled);
-  using NodePtr = decltype(torch::autograd::Edge::function);  // shared_ptr up to 2.8, intrusive_ptr later
+  using NodePtr =
+      decltype(torch::autograd::Edge::function);  // shared_ptr up to 2.8, intrusive_ptr later
 
-  HookEngine(torch::autograd::Engine& previous, Source source) : previous_(previous), source_(source) {}
+  HookEngine(torch::autograd::Engine& previous, Source source)
+      : previous_(previous), source_(source) {}
 
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots, const torch::autograd::variable_list& inputs,
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
     return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& task,
-                                                                 NodePtr root, torch::autograd::InputBuffer&& buffer) override {
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, NodePtr root,
+      torch::autograd::InputBuffer&& buffer) override {
     return previous_.execute_with_graph_task(task, std::move(root), std::move(buffer));
   }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override { return previous_.make_anomaly_metadata(); }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return previous_.make_anomaly_metadata();
+  }
   std::unique_ptr<SavedTensorHooks> get_default_saved_variable_hooks() override {
     bool handled = false;
     auto hooks = source_(handled);
@@ -54,12 +62,15 @@ enum class BackwardPass { outside, releases_graph, keeps_graph };
 
 inline BackwardPass current_backward_pass() {
   using namespace torch::autograd;
-  // The map's address is no identity (it repeats between passes), but it is null exactly outside of a backward pass.
+  // The map's address is no identity (it repeats between passes), but it is null exactly outside of
+  // a backward pass.
   if (get_current_graph_task_exec_info() == nullptr) return BackwardPass::outside;
-  return get_current_graph_task_keep_graph() ? BackwardPass::keeps_graph : BackwardPass::releases_graph;
+  return get_current_graph_task_keep_graph() ? BackwardPass::keeps_graph
+                                             : BackwardPass::releases_graph;
 }
 
-/// Ties `token` to the running backward pass: it is released when the pass ends, by success or by an exception.
+/// Ties `token` to the running backward pass: it is released when the pass ends, by success or by
+/// an exception.
 inline void attach_to_backward_pass(std::shared_ptr<void> token) {
   torch::autograd::Engine::get_default_engine().queue_callback([token = std::move(token)] {});
 }

@@ -20,14 +20,16 @@ struct DeviceMemory {
   std::int64_t allocated = 0, allocated_peak = 0, reserved = 0, reserved_peak = 0;
 };
 
-/// The caching allocator's figures of an accelerator, without its headers; nothing where LibTorch (before 2.9, or built for the
-/// CPU) does not offer them.
+/// The caching allocator's figures of an accelerator, without its headers; nothing where LibTorch
+/// (before 2.9, or built for the CPU) does not offer them.
 inline std::optional<DeviceMemory> device_memory([[maybe_unused]] c10::Device device) {
 #if REMAT_LIBTORCH_AT_LEAST(2, 9)
   const auto accelerator = at::getAccelerator(false);
   if (accelerator.has_value() && *accelerator == device.type()) {
-    const auto stats = at::accelerator::getDeviceStats(device.has_index() ? device.index() : c10::DeviceIndex{0});
-    return DeviceMemory{stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].current, stats.reserved_bytes[0].peak};
+    const auto stats =
+        at::accelerator::getDeviceStats(device.has_index() ? device.index() : c10::DeviceIndex{0});
+    return DeviceMemory{stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak,
+                        stats.reserved_bytes[0].current, stats.reserved_bytes[0].peak};
   }
 #endif
   return std::nullopt;

@@ -14,7 +14,8 @@ namespace remat::detail {
 /// Where a random operation drew its numbers, and the generator's state before it did.
 struct RandomState {
   at::Generator generator;
-  at::Tensor state;  // bytes on the CPU: 5056 for the CPU's generator, seed and offset for an accelerator's
+  at::Tensor state;  // bytes on the CPU: 5056 for the CPU's generator, seed and offset for an
+                     // accelerator's
 };
 
 inline at::Tensor state_of(const at::Generator& generator) {
@@ -29,23 +30,29 @@ inline void set_state(const at::Generator& generator, const at::Tensor& state) {
   handle.set_state(state);
 }
 
-inline at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
+inline at::Generator default_generator(c10::Device device) {
+  return at::globalContext().defaultGenerator(device);
+}
 
-/// Two states of the CPU's bytes: operations that carry the random tag and draw nothing share one copy.
+/// Two states of the CPU's bytes: operations that carry the random tag and draw nothing share one
+/// copy.
 inline bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
-/// Serialises the operations that can only draw from a device's default generator, among regions and their recomputes.
+/// Serialises the operations that can only draw from a device's default generator, among regions
+/// and their recomputes.
 inline std::mutex& shared_generator_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
 }
 
-/// Calls `draw` and notes the generator's state before it. The default generator belongs to all threads of the process.
+/// Calls `draw` and notes the generator's state before it. The default generator belongs to all
+/// threads of the process.
 ///
-/// An operation with a generator argument draws from a private copy while the generator's own mutex is held, as it would be in
-/// plain: no other thread can come between. Without such an argument, a thread outside of any region still can.
+/// An operation with a generator argument draws from a private copy while the generator's own mutex
+/// is held, as it would be in plain: no other thread can come between. Without such an argument, a
+/// thread outside of any region still can.
 ///
 /// @param given  the generator argument, or null
 template <class Draw>
@@ -63,13 +70,15 @@ void draw_and_note(RandomState& random, c10::IValue* given, Draw draw) {
   try {
     draw();
   } catch (...) {
-    random.generator.set_state(copy.get_state());  // numbers that were drawn before it failed are drawn, as in plain
+    random.generator.set_state(
+        copy.get_state());  // numbers that were drawn before it failed are drawn, as in plain
     throw;
   }
   random.generator.set_state(copy.get_state());
 }
 
-/// Calls `draw` so that it draws what it drew in forward, and leaves the stream of numbers of the process untouched.
+/// Calls `draw` so that it draws what it drew in forward, and leaves the stream of numbers of the
+/// process untouched.
 template <class Draw>
 void draw_again(const RandomState& random, c10::IValue* given, Draw draw) {
   if (given != nullptr) {

@@ -13,11 +13,13 @@
 
 namespace remat {
 
-/// Measures the bytes of tensors that are allocated while it lives, exact and the same in every run.
+/// Measures the bytes of tensors that are allocated while it lives, exact and the same in every
+/// run.
 ///
-/// It counts what LibTorch's allocators report on the thread that made it and on the threads of backward passes started there, above
-/// the level at its construction; what is freed that was allocated before counts as negative only on accelerators. It does not see
-/// memory that operators take from elsewhere (oneDNN's scratch), nor the process's size, which allocators keep high.
+/// It counts what LibTorch's allocators report on the thread that made it and on the threads of
+/// backward passes started there, above the level at its construction; what is freed that was
+/// allocated before counts as negative only on accelerators. It does not see memory that operators
+/// take from elsewhere (oneDNN's scratch), nor the process's size, which allocators keep high.
 ///
 /// @par Threads  made and destroyed on one thread, in the order of a stack; read from anywhere
 class MemoryMeter {
@@ -60,10 +62,12 @@ class MemoryMeter {
     void changed(std::int64_t bytes, c10::Device) override {
       const std::int64_t now = live += bytes;
       std::int64_t before = peak;
-      while (now > before && !peak.compare_exchange_weak(before, now)) {}
+      while (now > before && !peak.compare_exchange_weak(before, now)) {
+      }
       if (!has_timeline) return;
       std::lock_guard<std::mutex> lock(mutex);
-      timeline.push_back({std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), {now}});
+      timeline.push_back(
+          {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), {now}});
     }
   };
 

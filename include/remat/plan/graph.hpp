@@ -14,7 +14,8 @@
 
 namespace remat {
 
-/// A region's step as plain numbers: which operations ran, what they read and made, and what became of it.
+/// A region's step as plain numbers: which operations ran, what they read and made, and what became
+/// of it.
 ///
 /// Knows no LibTorch, so that planning on it is arithmetic.
 struct Graph {
@@ -32,21 +33,22 @@ struct Graph {
   struct Value {
     Bytes bytes;
     Fate fate = Fate::dropped;
-    std::int32_t producer = kNone;   ///< the operation that made it
-    std::int32_t last_read = kNone;  ///< the last operation that reads it: with `producer`, its lifetime in forward
-    bool is_saved = false;           ///< autograd saved it for backward
-    bool is_result = false;          ///< a region returned it
+    std::int32_t producer = kNone;  ///< the operation that made it
+    std::int32_t last_read =
+        kNone;  ///< the last operation that reads it: with `producer`, its lifetime in forward
+    bool is_saved = false;   ///< autograd saved it for backward
+    bool is_result = false;  ///< a region returned it
   };
 
   /// One operation, in the order of forward.
   struct Operation {
-    std::string name;                   ///< "aten::convolution"
+    std::string name;  ///< "aten::convolution"
     std::int32_t region = kNone;
-    double seconds = 0;                 ///< 0 if it was not measured
-    std::vector<std::int32_t> reads;    ///< values
-    std::vector<std::int32_t> makes;    ///< values
+    double seconds = 0;               ///< 0 if it was not measured
+    std::vector<std::int32_t> reads;  ///< values
+    std::vector<std::int32_t> makes;  ///< values
     bool is_random = false;
-    bool is_recomputed = false;         ///< backward has to run it again
+    bool is_recomputed = false;  ///< backward has to run it again
   };
 
   /// A region: its name, and the one around it.
@@ -59,7 +61,8 @@ struct Graph {
   std::vector<Operation> operations;
   std::vector<Region> regions;
 
-  /// Returns the bytes of all values of that fate; for `dropped` only what autograd saved, which plain would hold.
+  /// Returns the bytes of all values of that fate; for `dropped` only what autograd saved, which
+  /// plain would hold.
   Bytes bytes(Fate fate) const {
     Bytes sum;
     for (const Value& value : values)
@@ -75,7 +78,8 @@ struct Graph {
   /// Returns the measured time of those.
   double recomputed_seconds() const {
     double sum = 0;
-    for (const Operation& operation : operations) sum += operation.is_recomputed ? operation.seconds : 0;
+    for (const Operation& operation : operations)
+      sum += operation.is_recomputed ? operation.seconds : 0;
     return sum;
   }
 
@@ -87,7 +91,8 @@ struct Graph {
   }
 };
 
-/// Writes a table: for each kind of operation how often it ran, what was kept and dropped of it, and what running it again costs.
+/// Writes a table: for each kind of operation how often it ran, what was kept and dropped of it,
+/// and what running it again costs.
 inline std::string to_string(const Graph& graph) {
   struct Row {
     std::size_t count = 0, recomputed = 0;
@@ -108,12 +113,14 @@ inline std::string to_string(const Graph& graph) {
 
   const auto line = [](const std::string& name, const Row& row) {
     char text[160];
-    std::snprintf(text, sizeof text, "%-36s %8zu %12s %12s %10zu %10.2f ms\n", name.substr(0, 36).c_str(), row.count, to_string(row.kept).c_str(),
+    std::snprintf(text, sizeof text, "%-36s %8zu %12s %12s %10zu %10.2f ms\n",
+                  name.substr(0, 36).c_str(), row.count, to_string(row.kept).c_str(),
                   to_string(row.dropped).c_str(), row.recomputed, row.seconds * 1e3);
     return std::string(text);
   };
   char head[160];
-  std::snprintf(head, sizeof head, "%-36s %8s %12s %12s %10s %13s\n", "operation", "runs", "kept", "dropped", "recomputed", "at a cost of");
+  std::snprintf(head, sizeof head, "%-36s %8s %12s %12s %10s %13s\n", "operation", "runs", "kept",
+                "dropped", "recomputed", "at a cost of");
   std::string table = head;
   Row total;
   for (const auto& [name, row] : rows) {
@@ -123,11 +130,16 @@ inline std::string to_string(const Graph& graph) {
   }
   table += line("all", total);
   char foot[160];
-  std::snprintf(foot, sizeof foot, "from outside: %s; recomputing takes %.0f %% of the forward's %.2f ms\n", to_string(graph.bytes(Graph::Fate::external)).c_str(),
-                graph.seconds() > 0 ? 100 * graph.recomputed_seconds() / graph.seconds() : 0.0, graph.seconds() * 1e3);
+  std::snprintf(foot, sizeof foot,
+                "from outside: %s; recomputing takes %.0f %% of the forward's %.2f ms\n",
+                to_string(graph.bytes(Graph::Fate::external)).c_str(),
+                graph.seconds() > 0 ? 100 * graph.recomputed_seconds() / graph.seconds() : 0.0,
+                graph.seconds() * 1e3);
   return table + foot;
 }
 
-inline std::ostream& operator<<(std::ostream& stream, const Graph& graph) { return stream << to_string(graph); }
+inline std::ostream& operator<<(std::ostream& stream, const Graph& graph) {
+  return stream << to_string(graph);
+}
 
 }  // namespace remat
