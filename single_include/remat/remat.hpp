@@ -1991,8 +1991,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   bool measures_time = false;
   bool is_sealed = false;
 
-  // --- values of storages
-  // -----------------------------------------------------------------------------------------------------
+  // --- values of storages ---
 
   /// The value that a storage holds now; none if nothing is known of it.
   ValueId current(const c10::StorageImpl* storage) const {
@@ -2062,8 +2061,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     recent_memory.clear();
   }
 
-  // --- need
-  // -------------------------------------------------------------------------------------------------------------------
+  // --- need ---
 
   void add_need(ValueId id) {
     Value& value = values[static_cast<std::size_t>(id)];
@@ -2107,8 +2105,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
       if (values[i].need == 0 && values[i].held) release(static_cast<ValueId>(i));
   }
 
-  // --- regions
-  // ----------------------------------------------------------------------------------------------------------------
+  // --- regions ---
 
   RegionId common_ancestor(RegionId a, RegionId b) const {
     while (a != b) {
@@ -2912,8 +2909,7 @@ class Recorder {
     return id != none && (value(id).producer != none || (value(id).is_fresh && !written.is_read));
   }
 
-  // --- operations that are not recorded
-  // -----------------------------------------------------------------------------------------
+  // --- operations that are not recorded ---
 
   /// What it writes and makes is external from its next use on, and costs nothing if there is none.
   void run_unrecorded() {
@@ -2982,8 +2978,7 @@ class Recorder {
     }
   }
 
-  // --- operations that are recorded
-  // ---------------------------------------------------------------------------------------------
+  // --- operations that are recorded ---
 
   void record() {
     note_uses();

@@ -66,8 +66,7 @@ class Recorder {
     return id != none && (value(id).producer != none || (value(id).is_fresh && !written.is_read));
   }
 
-  // --- operations that are not recorded
-  // -----------------------------------------------------------------------------------------
+  // --- operations that are not recorded ---
 
   /// What it writes and makes is external from its next use on, and costs nothing if there is none.
   void run_unrecorded() {
@@ -136,8 +135,7 @@ class Recorder {
     }
   }
 
-  // --- operations that are recorded
-  // ---------------------------------------------------------------------------------------------
+  // --- operations that are recorded ---
 
   void record() {
     note_uses();

@@ -78,8 +78,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   bool measures_time = false;
   bool is_sealed = false;
 
-  // --- values of storages
-  // -----------------------------------------------------------------------------------------------------
+  // --- values of storages ---
 
   /// The value that a storage holds now; none if nothing is known of it.
   ValueId current(const c10::StorageImpl* storage) const {
@@ -149,8 +148,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
     recent_memory.clear();
   }
 
-  // --- need
-  // -------------------------------------------------------------------------------------------------------------------
+  // --- need ---
 
   void add_need(ValueId id) {
     Value& value = values[static_cast<std::size_t>(id)];
@@ -194,8 +192,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
       if (values[i].need == 0 && values[i].held) release(static_cast<ValueId>(i));
   }
 
-  // --- regions
-  // ----------------------------------------------------------------------------------------------------------------
+  // --- regions ---
 
   RegionId common_ancestor(RegionId a, RegionId b) const {
     while (a != b) {
