@@ -41,9 +41,9 @@ struct REMAT_VISIBLE ThreadState {
 /// the second one then finds the dispatch key taken and stays off.
 struct REMAT_VISIBLE ProcessStateLayout1 {
   std::mutex mutex;
-  HookEngine* hook_engine = nullptr;
-  bool is_registered = false;
-  bool is_refused = false;
+  std::atomic<HookEngine*> hook_engine{nullptr};
+  std::atomic<bool> is_registered{false};
+  std::atomic<bool> is_refused{false};  // set after `refusal`
   std::string refusal;
   std::atomic<std::int64_t> regions{0}, recorded{0}, recomputed{0};
   std::atomic<bool> is_debug{std::getenv("REMAT_DEBUG") != nullptr};
