@@ -98,14 +98,15 @@ class SavedTensor final : public SavedTensorHooks {
     count_cost(value);
   }
 
-  /// A unit's cost is what it would have saved and does not.
+  /// A unit's cost is what it would have saved and does not, and what a policy keeps of it.
   void count_cost(Value& value) {
-    if (value.is_counted || value.held) return;
+    if (value.is_counted) return;
     value.is_counted = true;
     for (RegionId id = region_; id != none;
          id = tape_->regions[static_cast<std::size_t>(id)].parent) {
       auto* costs = tape_->regions[static_cast<std::size_t>(id)].unit_costs;
-      if (costs != nullptr && !costs->empty()) costs->back().saved += Bytes{value.nbytes};
+      if (costs == nullptr || costs->empty()) continue;
+      (value.held ? costs->back().kept : costs->back().saved) += Bytes{value.nbytes};
     }
   }
 

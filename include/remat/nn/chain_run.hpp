@@ -66,6 +66,7 @@ std::vector<UnitCost> run_segments(const ChainPlan& planned, const KeepPredicate
     is_measured = is_measured && saved.size() == segment.unit_count();
     for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
       costs[segment.first + unit].saved = saved[unit].saved;
+      costs[segment.first + unit].kept = saved[unit].kept;
   }
   return is_measured ? std::move(costs) : std::vector<UnitCost>();
 }

@@ -28,9 +28,12 @@ namespace detail {
 class Balancer {
  public:
   Balancer(const std::vector<UnitCost>& costs, std::size_t segment_count)
-      : costs_(costs), segment_count_(segment_count), saved_before_(costs.size() + 1, 0) {
-    for (std::size_t unit = 0; unit < costs.size(); ++unit)
+      : costs_(costs), segment_count_(segment_count), saved_before_(costs.size() + 1, 0),
+        held_before_(costs.size() + 1, 0) {
+    for (std::size_t unit = 0; unit < costs.size(); ++unit) {
       saved_before_[unit + 1] = saved_before_[unit] + costs[unit].saved.count;
+      held_before_[unit + 1] = held_before_[unit] + costs[unit].kept.count;
+    }
     largest_.push_back({});
     for (const UnitCost& cost : costs) largest_[0].push_back(cost.output.count);
     for (std::size_t width = 1; 2 * width <= costs.size(); width *= 2) {
@@ -66,9 +69,9 @@ class Balancer {
     return std::max(largest_[level][first], largest_[level][last - (std::size_t{1} << level)]);
   }
 
-  /// Bytes of a segment's own backward.
+  /// Bytes of a segment's own backward, and what a keep policy holds up to there.
   std::int64_t work(std::size_t first, std::size_t last) const {
-    return saved_before_[last] - saved_before_[first] +
+    return held_before_[last] + saved_before_[last] - saved_before_[first] +
            kGradientsAlive * largest_output(first, last);
   }
 
@@ -143,6 +146,7 @@ class Balancer {
   const std::vector<UnitCost>& costs_;
   std::size_t segment_count_;
   std::vector<std::int64_t> saved_before_;  // units + 1
+  std::vector<std::int64_t> held_before_;   // units + 1
   std::vector<std::vector<std::int64_t>>
       largest_;  // per power of two: the largest output from a unit on
   std::vector<std::vector<std::int64_t>> kept_;  // (segments + 1, units + 1)

@@ -14,10 +14,12 @@ namespace remat {
 struct UnitCost {
   Bytes saved;   ///< tensors that backward needs and a checkpointed segment drops
   Bytes output;  ///< the unit's result, which stays if a segment ends there
+  Bytes kept{};  ///< tensors that backward needs and a keep policy holds in any case
 
   friend bool operator==(const UnitCost&, const UnitCost&) = default;
   friend std::ostream& operator<<(std::ostream& stream, const UnitCost& cost) {
-    return stream << "saved " << cost.saved << ", output " << cost.output;
+    return stream << "saved " << cost.saved << ", output " << cost.output
+                  << ", kept " << cost.kept;
   }
 };
 

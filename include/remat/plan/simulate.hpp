@@ -44,6 +44,7 @@ inline constexpr std::int64_t kGradientsAlive = 2;
 inline Bytes predicted_peak(const Plan& plan, std::span<const UnitCost> costs) {
   detail::require_cost_per_unit(plan, costs, "remat::predicted_peak");
   Bytes alive;
+  Bytes held;  // by a keep policy, in the units so far: later ones have let go of theirs
   Bytes peak;
   bool is_border_kept = false;  // between two plain segments nothing is kept beyond what they saved
   for (const Segment& segment : plan.segments()) {
@@ -53,9 +54,10 @@ inline Bytes predicted_peak(const Plan& plan, std::span<const UnitCost> costs) {
     Bytes largest_output;
     for (const UnitCost& cost : costs.subspan(segment.first, segment.unit_count())) {
       saved += cost.saved;
+      held += cost.kept;
       largest_output = std::max(largest_output, cost.output);
     }
-    peak = std::max(peak, alive + saved + detail::kGradientsAlive * largest_output);
+    peak = std::max(peak, alive + held + saved + detail::kGradientsAlive * largest_output);
     if (!segment.is_checkpointed) alive += saved;
     is_border_kept = segment.is_checkpointed;
   }

@@ -23,7 +23,7 @@ std::vector<UnitCost> random_costs(std::size_t unit_count, std::uint32_t seed) {
   const auto limit = static_cast<std::int64_t>(seed % 2 == 0 ? 4 : 1000);
   std::uniform_int_distribution<std::int64_t> any(0, limit);
   std::vector<UnitCost> costs(unit_count);
-  for (UnitCost& cost : costs) cost = {{any(random)}, {any(random)}};
+  for (UnitCost& cost : costs) cost = {{any(random)}, {any(random)}, {any(random) / 4}};
   return costs;
 }
 
