@@ -1829,10 +1829,12 @@ namespace remat {
 struct UnitCost {
   Bytes saved;   ///< tensors that backward needs and a checkpointed segment drops
   Bytes output;  ///< the unit's result, which stays if a segment ends there
+  Bytes kept{};  ///< tensors that backward needs and a keep policy holds in any case
 
   friend bool operator==(const UnitCost&, const UnitCost&) = default;
   friend std::ostream& operator<<(std::ostream& stream, const UnitCost& cost) {
-    return stream << "saved " << cost.saved << ", output " << cost.output;
+    return stream << "saved " << cost.saved << ", output " << cost.output
+                  << ", kept " << cost.kept;
   }
 };
 
@@ -2806,14 +2808,15 @@ class SavedTensor final : public SavedTensorHooks {
     count_cost(value);
   }
 
-  /// A unit's cost is what it would have saved and does not.
+  /// A unit's cost is what it would have saved and does not, and what a policy keeps of it.
   void count_cost(Value& value) {
-    if (value.is_counted || value.held) return;
+    if (value.is_counted) return;
     value.is_counted = true;
     for (RegionId id = region_; id != none;
          id = tape_->regions[static_cast<std::size_t>(id)].parent) {
       auto* costs = tape_->regions[static_cast<std::size_t>(id)].unit_costs;
-      if (costs != nullptr && !costs->empty()) costs->back().saved += Bytes{value.nbytes};
+      if (costs == nullptr || costs->empty()) continue;
+      (value.held ? costs->back().kept : costs->back().saved) += Bytes{value.nbytes};
     }
   }
 
@@ -4219,6 +4222,7 @@ inline constexpr std::int64_t kGradientsAlive = 2;
 inline Bytes predicted_peak(const Plan& plan, std::span<const UnitCost> costs) {
   detail::require_cost_per_unit(plan, costs, "remat::predicted_peak");
   Bytes alive;
+  Bytes held;  // by a keep policy, in the units so far: later ones have let go of theirs
   Bytes peak;
   bool is_border_kept = false;  // between two plain segments nothing is kept beyond what they saved
   for (const Segment& segment : plan.segments()) {
@@ -4228,9 +4232,10 @@ inline Bytes predicted_peak(const Plan& plan, std::span<const UnitCost> costs) {
     Bytes largest_output;
     for (const UnitCost& cost : costs.subspan(segment.first, segment.unit_count())) {
       saved += cost.saved;
+      held += cost.kept;
       largest_output = std::max(largest_output, cost.output);
     }
-    peak = std::max(peak, alive + saved + detail::kGradientsAlive * largest_output);
+    peak = std::max(peak, alive + held + saved + detail::kGradientsAlive * largest_output);
     if (!segment.is_checkpointed) alive += saved;
     is_border_kept = segment.is_checkpointed;
   }
@@ -4266,9 +4271,12 @@ namespace detail {
 class Balancer {
  public:
   Balancer(const std::vector<UnitCost>& costs, std::size_t segment_count)
-      : costs_(costs), segment_count_(segment_count), saved_before_(costs.size() + 1, 0) {
-    for (std::size_t unit = 0; unit < costs.size(); ++unit)
+      : costs_(costs), segment_count_(segment_count), saved_before_(costs.size() + 1, 0),
+        held_before_(costs.size() + 1, 0) {
+    for (std::size_t unit = 0; unit < costs.size(); ++unit) {
       saved_before_[unit + 1] = saved_before_[unit] + costs[unit].saved.count;
+      held_before_[unit + 1] = held_before_[unit] + costs[unit].kept.count;
+    }
     largest_.push_back({});
     for (const UnitCost& cost : costs) largest_[0].push_back(cost.output.count);
     for (std::size_t width = 1; 2 * width <= costs.size(); width *= 2) {
@@ -4304,9 +4312,9 @@ class Balancer {
     return std::max(largest_[level][first], largest_[level][last - (std::size_t{1} << level)]);
   }
 
-  /// Bytes of a segment's own backward.
+  /// Bytes of a segment's own backward, and what a keep policy holds up to there.
   std::int64_t work(std::size_t first, std::size_t last) const {
-    return saved_before_[last] - saved_before_[first] +
+    return held_before_[last] + saved_before_[last] - saved_before_[first] +
            kGradientsAlive * largest_output(first, last);
   }
 
@@ -4381,6 +4389,7 @@ class Balancer {
   const std::vector<UnitCost>& costs_;
   std::size_t segment_count_;
   std::vector<std::int64_t> saved_before_;  // units + 1
+  std::vector<std::int64_t> held_before_;   // units + 1
   std::vector<std::vector<std::int64_t>>
       largest_;  // per power of two: the largest output from a unit on
   std::vector<std::vector<std::int64_t>> kept_;  // (segments + 1, units + 1)
@@ -4617,8 +4626,10 @@ std::vector<UnitCost> run_segments(const ChainPlan& planned, const KeepPredicate
     if (planned.is_to_measure) options.unit_costs = &saved;
     run_region(options, run_units);
     is_measured = is_measured && saved.size() == segment.unit_count();
-    for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
+    for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit) {
       costs[segment.first + unit].saved = saved[unit].saved;
+      costs[segment.first + unit].kept = saved[unit].kept;
+    }
   }
   return is_measured ? std::move(costs) : std::vector<UnitCost>();
 }

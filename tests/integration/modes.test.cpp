@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "remat/libtorch/version.hpp"
 #include "tests/support/compare.hpp"
 
 #include <torch/script.h>

@@ -64,9 +64,10 @@ std::vector<UnitCost> run_segments(const ChainPlan& planned, const KeepPredicate
     if (planned.is_to_measure) options.unit_costs = &saved;
     run_region(options, run_units);
     is_measured = is_measured && saved.size() == segment.unit_count();
-    for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit)
+    for (std::size_t unit = 0; is_measured && unit < saved.size(); ++unit) {
       costs[segment.first + unit].saved = saved[unit].saved;
       costs[segment.first + unit].kept = saved[unit].kept;
+    }
   }
   return is_measured ? std::move(costs) : std::vector<UnitCost>();
 }
