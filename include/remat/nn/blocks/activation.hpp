@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "remat/libtorch/layers.hpp"
+
+namespace remat::blocks {
+
+/// A function of one tensor, element by element; null stands for none.
+///
+/// The type holds no state, so that a block can copy and clone it.
+using Activation = torch::Tensor (*)(torch::Tensor);
+
+/// The activations of the backbones. A name that ends in `_` writes into its argument, as
+/// LibTorch's: which of the two a network uses decides how much memory it needs, and is
+/// torchvision's choice.
+namespace activations {
+
+inline torch::Tensor relu(torch::Tensor x) { return x.relu(); }
+inline torch::Tensor relu_(torch::Tensor x) { return x.relu_(); }
+inline torch::Tensor relu6_(torch::Tensor x) { return at::relu6_(x); }
+inline torch::Tensor silu(torch::Tensor x) { return at::silu(x); }
+inline torch::Tensor silu_(torch::Tensor x) { return at::silu_(x); }
+inline torch::Tensor gelu(torch::Tensor x) { return at::gelu(x); }
+inline torch::Tensor hardswish_(torch::Tensor x) { return at::hardswish_(x); }
+inline torch::Tensor sigmoid(torch::Tensor x) { return x.sigmoid(); }
+inline torch::Tensor hardsigmoid(torch::Tensor x) { return at::hardsigmoid(x); }
+
+}  // namespace activations
+
+}  // namespace remat::blocks
