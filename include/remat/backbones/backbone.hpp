@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,12 +16,19 @@
 namespace remat {
 
 /// Says what to build; meant for designated initialisers: `{.feature_dim = 128, .in_channels = 1}`.
+///
+/// A rate that is not set is torchvision's for the model.
 struct BackboneOptions {
-  bool pretrained =
-      false;  ///< load published weights; not available in this version: true is an error
+  bool pretrained = false;  ///< load the published weights from torchvision's cache
+  std::string weights;      ///< load this file; empty: initialise as torchvision does
   std::int64_t feature_dim =
       0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
   std::int64_t in_channels = 3;  ///< channels of the images
+  std::int64_t image_size =
+      0;  ///< height and width that layers are made for, where any are; 0: torchvision's
+  std::optional<double> dropout;            ///< rate in front of the head, or in a transformer
+  std::optional<double> attention_dropout;  ///< rate on attention weights
+  std::optional<double> stochastic_depth;   ///< rate of the last residual block
   std::int64_t num_classes =
       0;  ///< 0: no head; else torchvision's own head, under torchvision's name
 };
@@ -37,6 +46,7 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   /// @throws ArgumentError  if `images_nchw` has not this shape
   torch::Tensor forward(const torch::Tensor& images_nchw) {
     check_images(images_nchw);
+    check_image_size(images_nchw.size(2), images_nchw.size(3));
     torch::Tensor features = pool(forward_features(images_nchw));  // (N, raw_feature_dim)
     if (!projection_.is_empty()) return projection_->forward(features);
     return options_.num_classes == 0 ? features : forward_head(std::move(features));
@@ -56,8 +66,35 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   /// Returns what this was built from.
   const BackboneOptions& options() const { return options_; }
 
-  /// Returns how many segments are in effect, plain ones included; 0 while checkpointing is off.
+  /// Returns how many segments are in effect, with those that need not be recomputed, without the
+  /// modules that are exempt; 0 while checkpointing is off.
   virtual std::int64_t segments() const = 0;
+
+  /// Returns the key of the convolution that sees the images.
+  virtual std::string first_convolution() const = 0;
+  /// Returns what the keys of the layers that know the number of classes begin with.
+  virtual std::string head() const = 0;
+
+  /// Makes a stored tensor fit a parameter of another shape: the first convolution for another
+  /// number of channels; a family may know more.
+  ///
+  /// Weights for one channel are the sum over the stored channels; for more, the stored channels
+  /// are repeated and scaled so that a constant image gives what it gave before.
+  ///
+  /// @return  a tensor of that shape; undefined if there is no way
+  /// @par Source  timm's `adapt_input_conv`
+  virtual torch::Tensor fit_weight(const std::string& key, const torch::Tensor& stored,
+                                   at::IntArrayRef shape) const {
+    const bool is_foldable = key == first_convolution() && stored.dim() == 4 && shape.size() == 4 &&
+                             stored.size(0) == shape[0] && stored.size(1) > 0 && shape[1] > 0 &&
+                             stored.size(2) == shape[2] && stored.size(3) == shape[3];
+    if (!is_foldable) return {};
+    const torch::Tensor weight = stored.to(torch::kFloat32);
+    if (shape[1] == 1) return weight.sum(1, /*keepdim=*/true);
+    const std::int64_t repeats = (shape[1] + stored.size(1) - 1) / stored.size(1);
+    return weight.repeat({1, repeats, 1, 1}).slice(1, 0, shape[1]) *
+           (static_cast<double>(stored.size(1)) / static_cast<double>(shape[1]));
+  }
 
   /// Copies the whole backbone: weights, buffers, modes, frozen parameters, checkpointing; nothing
   /// is shared.
@@ -84,6 +121,23 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   /// Applies torchvision's head to pooled features; called only if there is one.
   virtual torch::Tensor forward_head(torch::Tensor pooled) = 0;
 
+  /// Refuses images of a size that the network cannot take; any size is fine by default.
+  ///
+  /// @throws ArgumentError  with the sizes that would do
+  virtual void check_image_size(std::int64_t height, std::int64_t width) const {
+    static_cast<void>(height), static_cast<void>(width);
+  }
+
+  /// Refuses an option that this family has no use for; unset and 0 are fine.
+  void refuse_option(const char* option, const std::optional<double>& value) const {
+    require(value.value_or(0) == 0, [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + number_text(*value) + ", and this network has none")
+          .cure("Leave it unset");
+    });
+  }
+
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.
   void register_projection() {
     if (options_.feature_dim == 0) return;
@@ -93,18 +147,19 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
 
  private:
   void check_options() const {
-    require(!options_.pretrained, [&] {
-      return ErrorMessage("remat.backbone.pretrained")
+    require(!options_.pretrained || options_.weights.empty(), [&] {
+      return ErrorMessage("remat.backbone.options")
           .where(name())
-          .what(
-              "pretrained = true was given, and this version of remat cannot read weight files yet")
-          .cure(
-              "Build it with pretrained = false, and load the weights with your own code: the "
-              "names are torchvision's");
+          .what("pretrained = true and weights = \"" + options_.weights +
+                "\" were both given, and at most one is expected");
     });
     check_not_negative("feature_dim", options_.feature_dim, 0);
     check_not_negative("num_classes", options_.num_classes, 0);
     check_not_negative("in_channels", options_.in_channels, 1);
+    check_not_negative("image_size", options_.image_size, 0);
+    check_rate("dropout", options_.dropout);
+    check_rate("attention_dropout", options_.attention_dropout);
+    check_rate("stochastic_depth", options_.stochastic_depth);
     require(options_.feature_dim == 0 || options_.num_classes == 0, [&] {
       return ErrorMessage("remat.backbone.options")
           .where(name())
@@ -123,6 +178,21 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
           .what(std::string(option) + " is " + std::to_string(value) + ", at least " +
                 std::to_string(least) + " was expected");
     });
+  }
+
+  void check_rate(const char* option, const std::optional<double>& rate) const {
+    require(!rate || (*rate >= 0 && *rate <= 1), [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + number_text(*rate) +
+                ", a rate between 0 and 1 was expected");
+    });
+  }
+
+  static std::string number_text(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
   }
 
   void check_images(const torch::Tensor& images_nchw) const {

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "remat/backbones/backbone.hpp"
+#include "remat/nn/chain.hpp"
+#include "remat/nn/plain.hpp"
 #include "remat/plan/plan.hpp"
 
 namespace remat {
@@ -14,10 +17,6 @@ namespace remat {
 ///
 /// The chain holds the units but is no registered child: the units are registered by the backbone
 /// under torchvision's names, and a second registration would give each weight a second name.
-///
-/// @tparam Policy  how the chain is checkpointed, for example `Checkpointed<Sequential,
-/// Segments<4>>`
-template <class Policy>
 class ChainBackbone : public Backbone {
  public:
   /// Runs the chain, segment by segment if checkpointing is on.
@@ -39,15 +38,14 @@ class ChainBackbone : public Backbone {
   }
 
   std::int64_t segments() const override {
-    return is_gradient_checkpointing_enabled() ? static_cast<std::int64_t>(plan().segment_count())
-                                               : 0;
+    return static_cast<std::int64_t>(chain_->segment_count());
   }
 
   /// Returns the plan of the next forward pass.
   Plan plan() const { return chain_->plan(); }
 
   /// Returns the chain: its units, and what they were measured to cost.
-  const Policy& chain() const { return chain_; }
+  const CheckpointedChain& chain() const { return chain_; }
 
   bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
 
@@ -57,17 +55,20 @@ class ChainBackbone : public Backbone {
   }
 
  protected:
-  ChainBackbone(std::string name, std::int64_t raw_feature_dim, const BackboneOptions& options)
-      : Backbone(std::move(name), raw_feature_dim, options) {
+  /// @param chain  without layers; says by its type how the features are checkpointed
+  ChainBackbone(std::string name, std::int64_t raw_feature_dim, const BackboneOptions& options,
+                CheckpointedChain chain)
+      : Backbone(std::move(name), raw_feature_dim, options), chain_(std::move(chain)) {
     chain_->disable_gradient_checkpointing();
   }
 
-  /// Appends a unit, a module that is registered elsewhere in this backbone.
+  /// Appends a layer that is registered elsewhere in this backbone: a unit, a
+  /// `torch::nn::Sequential` of units, which is a stage, or either marked with `plain`.
   ///
   /// @param name  for messages and plans; without dots, which LibTorch refuses
-  template <class Unit>
-  void append_unit(std::string name, const Unit& unit) {
-    chain_->push_back(std::move(name), unit);
+  template <ChainLayerSource Layer>
+  void append(std::string name, Layer&& layer) {
+    chain_->push_back(std::move(name), std::forward<Layer>(layer));
   }
 
  private:
@@ -75,7 +76,7 @@ class ChainBackbone : public Backbone {
     chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
   }
 
-  Policy chain_;
+  CheckpointedChain chain_;
 };
 
 }  // namespace remat

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,8 +11,9 @@
 #include <vector>
 
 #include "remat/backbones/backbone.hpp"
+#include "remat/backbones/family.hpp"
+#include "remat/backbones/published.hpp"
 #include "remat/backbones/resnet.hpp"
-#include "remat/detail/nearest_names.hpp"
 #include "remat/errors.hpp"
 
 namespace remat {
@@ -28,24 +30,38 @@ namespace detail {
 
 struct BackboneEntry {
   BackboneInfo info;
-  std::shared_ptr<Backbone> (*create)(const BackboneOptions& options);
+  std::function<std::shared_ptr<Backbone>(const BackboneOptions& options)> create;
 };
 
-template <int depth>
-std::shared_ptr<Backbone> create_resnet(const BackboneOptions& options) {
-  return ResNetOfDepth<depth>(options).ptr();
+/// Appends each row of a family's table.
+template <class Family>
+void add_family(std::vector<BackboneEntry>& entries) {
+  using Impl = typename Family::ContainedType;
+  for (const auto& design : Impl::designs()) {
+    const PublishedModel& facts = published_model(design.name);
+    entries.push_back({{std::string(design.name), std::string(Impl::kFamily), facts.parameters,
+                        facts.feature_dim},
+                       [&design](const BackboneOptions& options) -> std::shared_ptr<Backbone> {
+                         return Family(design, options).ptr();
+                       }});
+  }
 }
 
 inline const std::vector<BackboneEntry>& backbone_entries() {
-  static const std::vector<BackboneEntry> entries{
-      {{"resnet18", "ResNet", 11'689'512, 512}, create_resnet<18>},
-      {{"resnet34", "ResNet", 21'797'672, 512}, create_resnet<34>},
-      {{"resnet50", "ResNet", 25'557'032, 2048}, create_resnet<50>},
-      {{"resnet101", "ResNet", 44'549'160, 2048}, create_resnet<101>},
-      {{"resnet152", "ResNet", 60'192'808, 2048}, create_resnet<152>},
-  };
+  static const std::vector<BackboneEntry> entries = [] {
+    std::vector<BackboneEntry> all;
+    add_family<ResNet<>>(all);
+    return all;
+  }();
   return entries;
 }
+
+/// Spellings without an underscore that people use as well.
+inline constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kBackboneAliases{{
+    {"mobilenetv2", "mobilenet_v2"},
+    {"mobilenetv3_small", "mobilenet_v3_small"},
+    {"mobilenetv3_large", "mobilenet_v3_large"},
+}};
 
 }  // namespace detail
 
@@ -62,17 +78,15 @@ inline std::vector<BackboneInfo> list_backbones() {
 /// be
 inline std::shared_ptr<Backbone> create_backbone(std::string_view name,
                                                  const BackboneOptions& options = {}) {
+  for (const auto& [alias, full_name] : detail::kBackboneAliases)
+    if (name == alias) name = full_name;
   std::vector<std::string> names;
   for (const detail::BackboneEntry& entry : detail::backbone_entries()) {
     if (entry.info.name == name) return entry.create(options);
     names.push_back(entry.info.name);
   }
-  throw ArgumentError(ErrorMessage("remat.backbone.unknown")
-                          .where("remat::create_backbone")
-                          .what("there is no backbone \"" + std::string(name) +
-                                "\"; the nearest names are " +
-                                detail::quoted_list(detail::nearest_names(name, names)))
-                          .cure("remat::list_backbones() has the full list"));
+  detail::refuse_backbone_name("remat::create_backbone", name, names,
+                               "remat::list_backbones() has the full list");
 }
 
 /// Builds a backbone with torchvision's own head for `num_classes` classes: its keys are

@@ -4,15 +4,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
-#include "remat/backbones/chain_backbone.hpp"
+#include "remat/backbones/family.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/layers.hpp"
 #include "remat/nn/checkpointed.hpp"
 #include "remat/nn/sequential.hpp"
+#include "remat/policies/segments.hpp"
+#include "remat/policies/sequential.hpp"
 
 namespace remat {
 
@@ -21,17 +24,18 @@ enum class ResNetBlock { kBasic, kBottleneck };
 
 /// One row of the paper's table 1.
 struct ResNetDesign {
+  std::string_view name;                    ///< torchvision's
   int depth;                                ///< layers with weights, as in the name
   ResNetBlock block;                        ///< which block the stages repeat
   std::array<std::int64_t, 4> block_count;  ///< blocks in each of the four stages
 };
 
 inline constexpr std::array kResNetDesigns{
-    ResNetDesign{18, ResNetBlock::kBasic, {2, 2, 2, 2}},
-    ResNetDesign{34, ResNetBlock::kBasic, {3, 4, 6, 3}},
-    ResNetDesign{50, ResNetBlock::kBottleneck, {3, 4, 6, 3}},
-    ResNetDesign{101, ResNetBlock::kBottleneck, {3, 4, 23, 3}},
-    ResNetDesign{152, ResNetBlock::kBottleneck, {3, 8, 36, 3}},
+    ResNetDesign{"resnet18", 18, ResNetBlock::kBasic, {2, 2, 2, 2}},
+    ResNetDesign{"resnet34", 34, ResNetBlock::kBasic, {3, 4, 6, 3}},
+    ResNetDesign{"resnet50", 50, ResNetBlock::kBottleneck, {3, 4, 6, 3}},
+    ResNetDesign{"resnet101", 101, ResNetBlock::kBottleneck, {3, 4, 23, 3}},
+    ResNetDesign{"resnet152", 152, ResNetBlock::kBottleneck, {3, 8, 36, 3}},
 };
 inline constexpr std::int64_t kResNetStemWidth = 64;
 inline constexpr std::array<std::int64_t, 4> kResNetStageWidths{64, 128, 256, 512};
@@ -182,32 +186,34 @@ TORCH_MODULE(ResNetStem);
 }  // namespace blocks
 
 /// The module behind `ResNet`.
-template <class Policy>
-class ResNetImpl : public ChainBackbone<Policy> {
+class ResNetImpl : public FamilyBackbone<ResNetImpl, ResNetDesign> {
  public:
-  explicit ResNetImpl(int depth, const BackboneOptions& options = {})
-      : ChainBackbone<Policy>("resnet" + std::to_string(depth), raw_width(resnet_design(depth)),
-                              options),
-        depth_(depth) {
+  static constexpr std::string_view kFamily = "ResNet";
+  static constexpr std::span<const ResNetDesign> designs() { return kResNetDesigns; }
+
+  ResNetImpl(const ResNetDesign& design, const BackboneOptions& options, CheckpointedChain chain)
+      : FamilyBackbone(design, raw_width(design), options, std::move(chain)) {
+    refuse_option("dropout", options.dropout);
+    refuse_option("attention_dropout", options.attention_dropout);
+    refuse_option("stochastic_depth", options.stochastic_depth);
     blocks::ResNetStem stem(options.in_channels);
-    this->register_module("conv1", stem->conv1);
-    this->register_module("bn1", stem->bn1);
-    this->append_unit("stem", stem);
-    const ResNetDesign& design = resnet_design(depth);
+    register_module("conv1", stem->conv1);
+    register_module("bn1", stem->bn1);
+    append("stem", stem);
     if (design.block == ResNetBlock::kBasic)
       register_stages<blocks::BasicBlock>(design);
     else
       register_stages<blocks::Bottleneck>(design);
     if (options.num_classes != 0)
-      fc_ = this->register_module("fc", torch::nn::Linear(raw_width(design), options.num_classes));
-    this->register_projection();
+      fc_ = register_module("fc", torch::nn::Linear(raw_width(design), options.num_classes));
+    register_projection();
     initialise();
   }
 
+  std::string first_convolution() const override { return "conv1.weight"; }
+  std::string head() const override { return "fc."; }
+
  protected:
-  std::shared_ptr<Backbone> build_again() const override {
-    return std::make_shared<ResNetImpl>(depth_, this->options());
-  }
   torch::Tensor pool(torch::Tensor features_nchw) override {
     return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
   }
@@ -228,24 +234,22 @@ class ResNetImpl : public ChainBackbone<Policy> {
       torch::nn::Sequential layer;
       for (std::int64_t index = 0; index < design.block_count[stage]; ++index) {
         const std::int64_t stride = stage > 0 && index == 0 ? 2 : 1;
-        const Block block(in, kResNetStageWidths[stage], stride);
-        layer->push_back(block);
-        this->append_unit(name + "_" + std::to_string(index), block);
+        layer->push_back(Block(in, kResNetStageWidths[stage], stride));
         in = kResNetStageWidths[stage] * Block::ContainedType::kExpansion;
       }
-      this->register_module(name, layer);
+      register_module(name, layer);
+      append(name, layer);
     }
   }
 
   /// As torchvision: He et al., Delving Deep into Rectifiers (2015), normal, by the fan out, for
   /// convolutions; normalisations and linear layers as LibTorch makes them (scale 1 and shift 0).
   void initialise() {
-    for (const auto& module : this->modules(/*include_self=*/false))
-      if (auto* convolution = module->template as<torch::nn::Conv2d>())
+    for (const auto& module : modules(/*include_self=*/false))
+      if (auto* convolution = module->as<torch::nn::Conv2d>())
         torch::nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
   }
 
-  int depth_;
   torch::nn::Linear fc_{nullptr};
 };
 
@@ -255,30 +259,20 @@ class ResNetImpl : public ChainBackbone<Policy> {
 /// @par Source  He et al., Deep Residual Learning for Image Recognition (2015), table 1;
 /// torchvision's `resnet*`
 template <class Policy = Checkpointed<Sequential, Segments<4>>>
-class ResNet : public torch::nn::ModuleHolder<ResNetImpl<Policy>> {
+class ResNet : public BackboneHolder<ResNetImpl, Policy> {
  public:
-  /// Makes a holder of nothing, to be assigned later.
-  ResNet(std::nullptr_t)
-      : torch::nn::ModuleHolder<ResNetImpl<Policy>>(nullptr) {}  // NOLINT: as LibTorch's holders
+  using BackboneHolder<ResNetImpl, Policy>::BackboneHolder;
+
   /// @param depth  18, 34, 50, 101 or 152
   /// @throws ArgumentError  for another depth, or options that cannot be
   explicit ResNet(int depth, const BackboneOptions& options = {})
-      : torch::nn::ModuleHolder<ResNetImpl<Policy>>(
-            std::make_shared<ResNetImpl<Policy>>(depth, options)) {}
+      : BackboneHolder<ResNetImpl, Policy>(resnet_design(depth), options) {}
 };
 
-/// A residual network whose depth is in the type, with the default policy.
-template <int depth>
-class ResNetOfDepth : public ResNet<> {
- public:
-  ResNetOfDepth(std::nullptr_t) : ResNet<>(nullptr) {}  // NOLINT: as LibTorch's holders
-  explicit ResNetOfDepth(const BackboneOptions& options = {}) : ResNet<>(depth, options) {}
-};
-
-using ResNet18 = ResNetOfDepth<18>;
-using ResNet34 = ResNetOfDepth<34>;
-using ResNet50 = ResNetOfDepth<50>;
-using ResNet101 = ResNetOfDepth<101>;
-using ResNet152 = ResNetOfDepth<152>;
+using ResNet18 = NamedBackbone<ResNet<>, "resnet18">;
+using ResNet34 = NamedBackbone<ResNet<>, "resnet34">;
+using ResNet50 = NamedBackbone<ResNet<>, "resnet50">;
+using ResNet101 = NamedBackbone<ResNet<>, "resnet101">;
+using ResNet152 = NamedBackbone<ResNet<>, "resnet152">;
 
 }  // namespace remat

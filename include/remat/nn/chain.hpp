@@ -20,6 +20,7 @@
 #include "remat/nn/chain_run.hpp"
 #include "remat/nn/chain_units.hpp"
 #include "remat/nn/checkpointed.hpp"
+#include "remat/nn/holder.hpp"
 #include "remat/nn/toggle.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/plan/plan.hpp"
@@ -111,6 +112,12 @@ class CheckpointedChainImpl : public torch::nn::Module,
   Plan plan() const {
     const auto units = detail::units_of(*this);
     return is_enabled_.get() ? planner_.plan_for(*this, units)->plan : Plan::keep_all(units.size());
+  }
+  /// Returns how many segments of that plan have a unit that may be recomputed: those that consist
+  /// of units marked as plain, or left alone by the pattern, do not count. 0 while switched off.
+  std::size_t segment_count() const {
+    return is_enabled_.get() ? planner_.plan_for(*this, detail::units_of(*this))->counted_segments
+                             : 0;
   }
   /// Returns what each unit was measured to cost; empty before the first checkpointed forward.
   std::vector<UnitCost> unit_costs() const {
@@ -211,14 +218,13 @@ class CheckpointedChainImpl : public torch::nn::Module,
     return names;
   }
 
-  std::vector<std::size_t> stage_sizes() const override {
-    std::vector<std::size_t> sizes;
+  std::vector<detail::ChainStage> stages() const override {
+    std::vector<detail::ChainStage> stages;
     for (const ChainLayer& layer : layers_) {
-      std::vector<detail::ChainUnit> units;
-      detail::add_units_of_layer(layer, /*is_plain=*/false, units);
-      if (!units.empty()) sizes.push_back(units.size());
+      const detail::ChainStage stage = detail::stage_of_layer(layer);
+      if (stage.unit_count != 0) stages.push_back(stage);
     }
-    return sizes;
+    return stages;
   }
 
   bool is_switched_on() const override { return is_enabled_.get(); }
@@ -256,10 +262,23 @@ class CheckpointedSequentialImpl final : public CheckpointedChainImpl {
 
   /// Copies the chain with its switches; names stay, and the copy runs its own layers.
   std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
-    auto copy = std::make_shared<CheckpointedSequentialImpl>(policy());
+    const auto copy = empty_copy();
     copy->become_clone_of(*this, device);
     return copy;
   }
+
+  /// Returns a chain of no layers with the same pattern, rule and keep policy.
+  std::shared_ptr<CheckpointedSequentialImpl> empty_copy() const {
+    return std::make_shared<CheckpointedSequentialImpl>(policy());
+  }
+};
+
+/// Holds a checkpointed chain of any pattern, rule and keep policy: what code takes that is no
+/// template. Every `Checkpointed<Pattern, Rule, Keep>` converts to it and shares its module.
+class CheckpointedChain
+    : public detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl> {
+ public:
+  using LayeredHolder::LayeredHolder;
 };
 
 }  // namespace remat

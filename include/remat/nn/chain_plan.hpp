@@ -27,11 +27,17 @@ namespace remat::detail {
 struct ChainPolicy {
   std::function<Plan(const Chain&)> rule;
   std::function<Plan(const Plan&, const Chain&)> pattern;
+  std::function<Plan(const Chain&, std::size_t)> segments;
   KeepPredicate keep;
 
   template <class PatternType, class RuleType, class Keep>
   static ChainPolicy of() {
-    return {RuleType(), PatternType(), make_keep_predicate<Keep>()};
+    ChainPolicy policy{RuleType(), PatternType(), balanced_plan, make_keep_predicate<Keep>()};
+    if constexpr (shares_out_segments<PatternType>)
+      policy.segments = [pattern = PatternType()](const Chain& chain, std::size_t segment_count) {
+        return pattern.segments(chain, segment_count);
+      };
+    return policy;
   }
 };
 
@@ -42,6 +48,7 @@ struct ChainPlan {
   std::vector<UnitCost> unit_costs;           // empty: not measured yet
   Plan plan;
   std::vector<std::string> segment_names;
+  std::size_t counted_segments = 0;  // those with a unit that may be recomputed
   bool is_to_measure = false;
 };
 
@@ -121,26 +128,59 @@ class ChainPlanner {
     result->units = units;
     result->segment_count = segment_count_;
     result->unit_costs = costs;
-    const Chain known{units.size(), std::move(costs), chain.stage_sizes()};
-    Plan plan = segment_count_ ? balanced_plan(known, static_cast<std::size_t>(*segment_count_))
+    const Chain known = describe(chain, units.size(), std::move(costs));
+    Plan plan = segment_count_ ? policy_->segments(known, static_cast<std::size_t>(*segment_count_))
                                : policy_->rule(known);
     require_all_units(chain, plan, units.size());
-    if (known.is_measured()) {
-      plan = policy_->pattern(plan, known);
-      require_all_units(chain, plan, units.size());
-    } else if (plan.checkpointed_count() > 0) {
-      // Plain segments are not measured, so the first forward has none.
+    if (!known.is_measured() && plan.checkpointed_count() > 0) {
+      // Plain segments are not measured, so the rule's are none in the first forward.
       result->is_to_measure = true;
       std::vector<Segment> segments = plan.segments();
       for (Segment& segment : segments) segment.is_checkpointed = true;
       plan = Plan(std::move(segments));
     }
+    plan = policy_->pattern(plan, known);
+    require_all_units(chain, plan, units.size());
     std::vector<std::size_t> plain_units;
     for (std::size_t index = 0; index < units.size(); ++index)
       if (units[index].is_plain) plain_units.push_back(index);
     result->plan = plan.with_plain_units(plain_units);
     result->segment_names = segment_names(result->plan, chain.unit_names());
+    result->counted_segments = counted_segments(result->plan, known, plain_units);
     return result;
+  }
+
+  static Chain describe(const ChainStructure& chain, std::size_t unit_count,
+                        std::vector<UnitCost> costs) {
+    Chain known{unit_count, std::move(costs), {}};
+    std::size_t first = 0;
+    for (const ChainStage& stage : chain.stages()) {
+      known.stage_sizes.push_back(stage.unit_count);
+      if (!stage.is_nested) known.lone_units.push_back(first);
+      first += stage.unit_count;
+    }
+    return known;
+  }
+
+  /// What the pattern leaves plain in the finest plan of an unmeasured chain, it leaves plain in
+  /// any.
+  std::size_t counted_segments(const Plan& plan, const Chain& known,
+                               const std::vector<std::size_t>& plain_units) const {
+    Chain unmeasured = known;
+    unmeasured.unit_costs.clear();
+    const std::size_t unit_count = known.unit_count;
+    const Plan finest = policy_->pattern(Plan::from_count(unit_count, unit_count), unmeasured)
+                            .with_plain_units(plain_units);
+    std::vector<bool> may_be_recomputed(unit_count, false);
+    for (const Segment& segment : finest.segments())
+      for (std::size_t unit = segment.first; segment.is_checkpointed && unit < segment.last; ++unit)
+        may_be_recomputed[unit] = true;
+    return static_cast<std::size_t>(
+        std::ranges::count_if(plan.segments(), [&](const Segment& segment) {
+          for (std::size_t unit = segment.first; unit < segment.last; ++unit)
+            if (may_be_recomputed[unit]) return true;
+          return false;
+        }));
   }
 
   static void require_all_units(const ChainStructure& chain, const Plan& plan,

@@ -21,6 +21,12 @@ struct ChainUnit {
   }
 };
 
+/// A layer of a chain, counted: a nested chain is a stage of units, anything else a unit alone.
+struct ChainStage {
+  std::size_t unit_count;
+  bool is_nested;
+};
+
 /// A checkpointed chain as the chain around it sees it, and as its planner does.
 class ChainStructure {
  public:
@@ -30,8 +36,8 @@ class ChainStructure {
   virtual void add_units(std::vector<ChainUnit>& units, bool is_plain) const = 0;
   /// Returns the units' names, as `named_modules()` has them below the chain.
   virtual std::vector<std::string> unit_names() const = 0;
-  /// Returns how many units each layer has: a nested chain is a stage.
-  virtual std::vector<std::size_t> stage_sizes() const = 0;
+  /// Returns the layers that have units.
+  virtual std::vector<ChainStage> stages() const = 0;
   /// Returns whether the chain is switched on; one that is not is plain in the chain around it.
   virtual bool is_switched_on() const = 0;
   /// Returns the chain's name for messages.
@@ -65,6 +71,15 @@ inline void add_units_of_layer(const ChainLayer& layer, bool is_plain,
   is_plain = is_plain || layer.is_plain();
   if (layer.sequential() == nullptr) return add_units_of_module(layer.unit(), is_plain, units);
   for (auto& module : *layer.sequential()) add_units_of_module(module, is_plain, units);
+}
+
+/// Returns the layer as a stage.
+inline ChainStage stage_of_layer(const ChainLayer& layer) {
+  std::vector<ChainUnit> units;
+  add_units_of_layer(layer, /*is_plain=*/false, units);
+  const bool is_nested = layer.sequential() != nullptr ||
+                         dynamic_cast<const ChainStructure*>(layer.ptr().get()) != nullptr;
+  return {units.size(), is_nested};
 }
 
 inline void add_unit_names_of_module(const torch::nn::Module& module, const std::string& path,

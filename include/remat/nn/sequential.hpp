@@ -10,7 +10,6 @@
 #include "remat/nn/chain.hpp"
 #include "remat/nn/chain_layer.hpp"
 #include "remat/nn/checkpointed.hpp"
-#include "remat/nn/holder.hpp"
 #include "remat/policies/concepts.hpp"
 #include "remat/policies/sequential.hpp"
 
@@ -20,6 +19,8 @@ namespace remat {
 ///
 /// ```cpp
 /// remat::Checkpointed<remat::Sequential, remat::Segments<4>> net(conv, norm, act, head);
+/// remat::Checkpointed<remat::TransformerLayers> encoder(layer1, layer2, layer3);
+/// remat::Checkpointed<remat::StagedHybrid> staged(stem, stage1, downsample, stage2);
 /// ```
 /// Each child is a unit; a nested `torch::nn::Sequential` or checkpointed chain is opened, so that
 /// a stage of blocks counts as its blocks; switch, rule and keep policy are then those of the outer
@@ -27,22 +28,21 @@ namespace remat {
 /// @par Keeps  the tensors between segments, what the keep policy chooses, and all of a plain
 /// segment
 template <Pattern PatternType, class RuleType, class Keep>
-class Checkpointed<PatternType, RuleType, Keep>
-    : public detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl> {
+class Checkpointed<PatternType, RuleType, Keep> : public CheckpointedChain {
   static_assert(Rule<RuleType>,
                 "remat::Checkpointed<Pattern, Rule, Keep> needs a rule as its second argument");
   static_assert(
       KeepPolicy<Keep>,
       "remat::Checkpointed<Pattern, Rule, Keep> needs a keep policy as its third argument");
-  using Holder = detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl>;
 
  public:
-  using Holder::Holder;
+  using CheckpointedChain::CheckpointedChain;
 
   /// Constructs an empty chain, to be filled with `push_back`.
   Checkpointed()
-      : Holder(std::shared_ptr<CheckpointedChainImpl>(std::make_shared<CheckpointedSequentialImpl>(
-            detail::ChainPolicy::of<PatternType, RuleType, Keep>()))) {}
+      : CheckpointedChain(
+            std::shared_ptr<CheckpointedChainImpl>(std::make_shared<CheckpointedSequentialImpl>(
+                detail::ChainPolicy::of<PatternType, RuleType, Keep>()))) {}
 
   /// Constructs a chain of modules, numbered from 0.
   template <class First, class... Rest>

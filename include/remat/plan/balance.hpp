@@ -28,7 +28,9 @@ namespace detail {
 class Balancer {
  public:
   Balancer(const std::vector<UnitCost>& costs, std::size_t segment_count)
-      : costs_(costs), segment_count_(segment_count), saved_before_(costs.size() + 1, 0),
+      : costs_(costs),
+        segment_count_(segment_count),
+        saved_before_(costs.size() + 1, 0),
         held_before_(costs.size() + 1, 0) {
     for (std::size_t unit = 0; unit < costs.size(); ++unit) {
       saved_before_[unit + 1] = saved_before_[unit] + costs[unit].saved.count;

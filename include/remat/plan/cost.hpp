@@ -18,8 +18,7 @@ struct UnitCost {
 
   friend bool operator==(const UnitCost&, const UnitCost&) = default;
   friend std::ostream& operator<<(std::ostream& stream, const UnitCost& cost) {
-    return stream << "saved " << cost.saved << ", output " << cost.output
-                  << ", kept " << cost.kept;
+    return stream << "saved " << cost.saved << ", output " << cost.output << ", kept " << cost.kept;
   }
 };
 
@@ -30,6 +29,8 @@ struct Chain {
       unit_costs;  ///< one per unit; empty before the first forward has measured them
   std::vector<std::size_t>
       stage_sizes;  ///< units per stage, their sum is `unit_count`; empty: one stage
+  std::vector<std::size_t>
+      lone_units{};  ///< units that are layers by themselves, and not blocks of a nested chain
 
   /// Returns a chain of which only the number of units is known.
   static Chain of(std::size_t unit_count) { return {unit_count, {}, {}}; }

@@ -80,7 +80,9 @@ class Plan {
     return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
   }
 
-  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<Segment>& segments() const& { return segments_; }
+  /// By value, so that a loop over the segments of a temporary plan is right.
+  std::vector<Segment> segments() && { return std::move(segments_); }
   std::size_t segment_count() const { return segments_.size(); }
   std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
   std::size_t checkpointed_count() const {

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 
+#include "remat/detail/literal.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/plan/plan.hpp"
 #include "remat/policies/keep.hpp"
@@ -12,18 +13,9 @@ namespace remat {
 
 namespace detail {
 
-/// Holds a string literal, so that it can be a template argument.
-template <std::size_t size>
-struct Sentence {
-  char text[size]{};
-  constexpr Sentence(const char (&words)[size]) {  // NOLINT(*-explicit-*): a literal is to convert
-    for (std::size_t index = 0; index < size; ++index) text[index] = words[index];
-  }
-};
-
 /// Carries its reason into the compiler's message: where the condition is false, GCC and Clang
 /// print the arguments, and so the sentence, word for word.
-template <bool condition, Sentence sentence>
+template <bool condition, Literal sentence>
 concept Holds = condition;
 
 template <class Candidate>
@@ -34,6 +26,11 @@ template <class Candidate>
 inline constexpr bool maps_plan_to_plan =
     requires(const Candidate& pattern, const Plan& plan, const Chain& chain) {
       { pattern(plan, chain) } -> std::same_as<Plan>;
+    };
+template <class Candidate>
+inline constexpr bool shares_out_segments =
+    requires(const Candidate& pattern, const Chain& chain, std::size_t segment_count) {
+      { pattern.segments(chain, segment_count) } -> std::same_as<Plan>;
     };
 template <class Candidate>
 inline constexpr bool names_default_rule = requires { typename Candidate::DefaultRule; };
@@ -59,7 +56,11 @@ concept Rule =
 ///
 /// The smallest pattern has a `DefaultRule` and a member
 /// `remat::Plan operator()(const remat::Plan&, const remat::Chain&) const`, which returns the plan
-/// to use.
+/// to use. Before the units are measured `Chain::unit_costs` is empty, and what the pattern leaves
+/// plain then is never measured. A member
+/// `remat::Plan segments(const remat::Chain&, std::size_t segment_count) const`, if there is one,
+/// makes the segments of `enable_gradient_checkpointing(segment_count)`; without it they are
+/// balanced over the whole chain.
 template <class Candidate>
 concept Pattern =
     detail::Holds<std::default_initializable<Candidate>, "a pattern needs a default constructor"> &&
