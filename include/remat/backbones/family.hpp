@@ -73,16 +73,24 @@ const typename Impl::Design& find_design(std::string_view name) {
                        "remat::create_backbone builds those of the other families");
 }
 
+/// Builds a network and gives it the weights that its options ask for.
+template <class Impl>
+std::shared_ptr<Impl> build_backbone(const typename Impl::Design& design,
+                                     const BackboneOptions& options, CheckpointedChain chain) {
+  return std::make_shared<Impl>(design, options, std::move(chain));
+}
+
 }  // namespace detail
 
-/// Holds a backbone of one family whose features are checkpointed by `Policy`.
+/// Holds a backbone of one family whose features are checkpointed by `PolicyType`.
 ///
 /// The policy's pattern, rule and keep policy are values from here on: the modules behind are no
 /// templates.
-template <class Impl, class Policy>
+template <class Impl, class PolicyType>
 class BackboneHolder : public torch::nn::ModuleHolder<Impl> {
  public:
   using Design = typename Impl::Design;
+  using Policy = PolicyType;
 
   /// Makes a holder of nothing, to be assigned later.
   BackboneHolder(std::nullptr_t)  // NOLINT(*-explicit-*): as LibTorch's holders
@@ -97,7 +105,7 @@ class BackboneHolder : public torch::nn::ModuleHolder<Impl> {
       : BackboneHolder(detail::find_design<Impl>(name), options) {}
   /// Builds a network by a design of one's own.
   explicit BackboneHolder(const Design& design, const BackboneOptions& options = {})
-      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(design, options, Policy())) {}
+      : torch::nn::ModuleHolder<Impl>(detail::build_backbone<Impl>(design, options, Policy())) {}
 };
 
 /// A network whose name is in the type.

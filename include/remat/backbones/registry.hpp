@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "remat/backbones/published.hpp"
 #include "remat/backbones/resnet.hpp"
 #include "remat/errors.hpp"
+#include "remat/nn/chain.hpp"
 
 namespace remat {
 
@@ -30,7 +32,8 @@ namespace detail {
 
 struct BackboneEntry {
   BackboneInfo info;
-  std::function<std::shared_ptr<Backbone>(const BackboneOptions& options)> create;
+  CheckpointedChain (*default_chain)();
+  std::function<std::shared_ptr<Backbone>(const BackboneOptions&, CheckpointedChain)> create;
 };
 
 /// Appends each row of a family's table.
@@ -41,8 +44,10 @@ void add_family(std::vector<BackboneEntry>& entries) {
     const PublishedModel& facts = published_model(design.name);
     entries.push_back({{std::string(design.name), std::string(Impl::kFamily), facts.parameters,
                         facts.feature_dim},
-                       [&design](const BackboneOptions& options) -> std::shared_ptr<Backbone> {
-                         return Family(design, options).ptr();
+                       []() -> CheckpointedChain { return typename Family::Policy(); },
+                       [&design](const BackboneOptions& options,
+                                 CheckpointedChain chain) -> std::shared_ptr<Backbone> {
+                         return build_backbone<Impl>(design, options, std::move(chain));
                        }});
   }
 }
@@ -63,6 +68,21 @@ inline constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kB
     {"mobilenetv3_large", "mobilenet_v3_large"},
 }};
 
+/// Returns the entry of that name or alias.
+///
+/// @throws ArgumentError  with the nearest names if there is none
+inline const BackboneEntry& find_backbone(std::string_view name) {
+  for (const auto& [alias, full_name] : kBackboneAliases)
+    if (name == alias) name = full_name;
+  std::vector<std::string> names;
+  for (const BackboneEntry& entry : backbone_entries()) {
+    if (entry.info.name == name) return entry;
+    names.push_back(entry.info.name);
+  }
+  refuse_backbone_name("remat::create_backbone", name, names,
+                       "remat::list_backbones() has the full list");
+}
+
 }  // namespace detail
 
 /// Lists every backbone that `create_backbone` knows, family by family.
@@ -72,21 +92,25 @@ inline std::vector<BackboneInfo> list_backbones() {
   return list;
 }
 
-/// Builds a backbone by name, checkpointing off.
+/// Builds a backbone by name, checkpointing off, with the default policy of its family.
 ///
 /// @throws ArgumentError  for an unknown name, with the nearest ones, and for options that cannot
 /// be
 inline std::shared_ptr<Backbone> create_backbone(std::string_view name,
                                                  const BackboneOptions& options = {}) {
-  for (const auto& [alias, full_name] : detail::kBackboneAliases)
-    if (name == alias) name = full_name;
-  std::vector<std::string> names;
-  for (const detail::BackboneEntry& entry : detail::backbone_entries()) {
-    if (entry.info.name == name) return entry.create(options);
-    names.push_back(entry.info.name);
-  }
-  detail::refuse_backbone_name("remat::create_backbone", name, names,
-                               "remat::list_backbones() has the full list");
+  const detail::BackboneEntry& entry = detail::find_backbone(name);
+  return entry.create(options, entry.default_chain());
+}
+
+/// Builds a backbone by name, checkpointing off, with a policy of one's choice:
+/// `create_backbone<Checkpointed<Sequential, EachUnit>>("resnet50")`.
+///
+/// @throws ArgumentError  as above
+template <class Policy>
+  requires std::convertible_to<Policy, CheckpointedChain>
+std::shared_ptr<Backbone> create_backbone(std::string_view name,
+                                          const BackboneOptions& options = {}) {
+  return detail::find_backbone(name).create(options, Policy());
 }
 
 /// Builds a backbone with torchvision's own head for `num_classes` classes: its keys are

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "tests/support/doctest.hpp"
-#include "tests/support/reference.hpp"
+#include "tests/support/training_step.hpp"
 
 #include "remat/backbones.hpp"
 #include "remat/nn.hpp"
@@ -16,68 +16,6 @@
 
 namespace resnet_test {
 namespace {
-
-using Keys = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
-
-Keys state_keys(const torch::nn::Module& module) {
-  Keys keys;
-  for (const auto& item : module.named_parameters())
-    keys.emplace_back(item.key(), item.value().sizes().vec());
-  for (const auto& item : module.named_buffers())
-    keys.emplace_back(item.key(), item.value().sizes().vec());
-  std::sort(keys.begin(), keys.end());
-  return keys;
-}
-
-/// What one training step leaves: everything that checkpointing must not change.
-struct Step {
-  torch::Tensor logits;
-  torch::Tensor input_gradient;
-  std::vector<std::pair<std::string, torch::Tensor>> gradients;
-  std::vector<std::pair<std::string, torch::Tensor>> buffers;
-};
-
-Step training_step(remat::Backbone& model, const torch::Tensor& images) {
-  model.train();
-  model.zero_grad();
-  const torch::Tensor x = images.clone().requires_grad_();
-  Step step;
-  step.logits = model.forward(x);
-  reference::loss(step.logits).backward();
-  step.input_gradient = x.grad();
-  for (const auto& item : model.named_parameters())
-    step.gradients.emplace_back(item.key(), item.value().grad().clone());
-  for (const auto& item : model.named_buffers())
-    step.buffers.emplace_back(item.key(), item.value().clone());
-  return step;
-}
-
-/// Returns the first name whose tensors differ in a bit, "" if none does.
-std::string first_difference(const Step& left, const Step& right) {
-  if (!torch::equal(left.logits, right.logits)) return "logits";
-  if (!torch::equal(left.input_gradient, right.input_gradient)) return "input gradient";
-  for (std::size_t i = 0; i < left.gradients.size(); ++i)
-    if (!torch::equal(left.gradients[i].second, right.gradients[i].second))
-      return left.gradients[i].first;
-  for (std::size_t i = 0; i < left.buffers.size(); ++i)
-    if (!torch::equal(left.buffers[i].second, right.buffers[i].second))
-      return left.buffers[i].first;
-  return "";
-}
-
-double relative_difference(const std::vector<double>& value,
-                           const nlohmann::ordered_json& expected) {
-  double worst = 0;
-  const double scale = std::max(std::abs(expected[0].get<double>()), 1e-12);
-  for (std::size_t i = 0; i < value.size(); ++i)
-    worst = std::max(worst, std::abs(value[i] - expected[i].get<double>()) / scale);
-  return worst;
-}
-
-std::vector<double> first_logits(const torch::Tensor& logits, std::int64_t row) {
-  const torch::Tensor start = logits.detach().select(0, row).slice(0, 0, 8).contiguous();
-  return {start.data_ptr<double>(), start.data_ptr<double>() + start.numel()};
-}
 
 /// A user's module with a backbone in it.
 struct HostImpl : torch::nn::Cloneable<HostImpl> {
@@ -99,84 +37,6 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 }  // namespace
-
-TEST_CASE(
-    "every ResNet reproduces torchvision's keys, numbers and gradients, checkpointed and not") {
-  for (const remat::BackboneInfo& info : remat::list_backbones()) {
-    CAPTURE(info.name);
-    const auto expected = reference::load(info.name);
-    const auto images = reference::image(expected["input"]);
-    const auto model = remat::create_classifier(info.name, 1000);
-    reference::fill(*model);
-
-    // Names, shapes, counts.
-    Keys expected_keys;
-    for (const auto& entry : expected["state_dict"])
-      expected_keys.emplace_back(entry[0].get<std::string>(),
-                                 entry[1].get<std::vector<std::int64_t>>());
-    std::sort(expected_keys.begin(), expected_keys.end());
-    CHECK(state_keys(*model) == expected_keys);
-    std::int64_t count = 0;
-    for (const auto& parameter : model->parameters()) count += parameter.numel();
-    CHECK(count == expected["parameters"].get<std::int64_t>());
-    CHECK(count == info.parameters);
-    CHECK(model->feature_dim() == info.feature_dim);
-
-    // Evaluation.
-    model->eval();
-    {
-      const torch::NoGradGuard no_grad;
-      const auto logits = model->forward(images);
-      CHECK(relative_difference(reference::probe(logits, "logits"), expected["eval"]["probe"]) <
-            reference::kTolerance);
-      for (std::int64_t row = 0; row < logits.size(0); ++row) {
-        const auto values = first_logits(logits, row);
-        for (std::size_t i = 0; i < values.size(); ++i)
-          CHECK(values[i] ==
-                doctest::Approx(
-                    expected["eval"]["logits"][static_cast<std::size_t>(row)][i].get<double>())
-                    .epsilon(reference::kTolerance));
-      }
-    }
-
-    // A training step.
-    const auto& train = expected["train"];
-    const Step plain = training_step(*model, images);
-    CHECK(relative_difference(reference::probe(plain.logits, "logits"), train["probe"]) <
-          reference::kTolerance);
-    CHECK(reference::loss(plain.logits).item<double>() ==
-          doctest::Approx(train["loss"].get<double>()).epsilon(reference::kTolerance));
-    CHECK(relative_difference(reference::probe(plain.input_gradient, "input_grad"),
-                              train["input_grad"]) < reference::kTolerance);
-    std::size_t index = 0;
-    double worst_gradient = 0;
-    for (const auto& [key, value] : train["grads"].items()) {
-      REQUIRE(index < plain.gradients.size());
-      CHECK(plain.gradients[index].first == key);
-      worst_gradient = std::max(
-          worst_gradient,
-          relative_difference(reference::probe(plain.gradients[index].second, key), value));
-      ++index;
-    }
-    CHECK(index == plain.gradients.size());
-    CHECK(worst_gradient < reference::kTolerance);
-    for (const auto& [key, tensor] : plain.buffers)
-      if (train["buffers"].contains(key))
-        CHECK(relative_difference(reference::probe(tensor, key), train["buffers"][key]) <
-              reference::kTolerance);
-
-    // The same step, checkpointed: the same bits.
-    reference::fill(*model);
-    for (auto& item : model->named_buffers())
-      if (!item.value().is_floating_point()) item.value().zero_();
-    model->enable_gradient_checkpointing();
-    const Step checkpointed = training_step(*model, images);
-    CHECK(first_difference(plain, checkpointed) == "");
-    CHECK(state_keys(*model) == expected_keys);
-    model->enable_gradient_checkpointing(8);
-    CHECK(state_keys(*model) == expected_keys);
-  }
-}
 
 TEST_CASE("a backbone starts with checkpointing off, and the switches say what is in effect") {
   const auto model = remat::create_backbone("resnet18");
@@ -269,7 +129,7 @@ TEST_CASE("a clone has the same numbers, its own storage, and trains on its own"
   CHECK_FALSE(copy->named_parameters()["conv1.weight"].requires_grad());
   CHECK_FALSE(copy->named_modules("")["layer1.0"]->is_training());
   CHECK(copy->named_modules("")["layer2.0"]->is_training());
-  CHECK(state_keys(*copy) == state_keys(*model));
+  CHECK(training::state_keys(*copy) == training::state_keys(*model));
   const auto copied = copy->named_parameters();
   for (const auto& item : model->named_parameters()) {
     CHECK(torch::equal(item.value(), copied[item.key()]));

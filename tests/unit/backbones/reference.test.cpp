@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#include "tests/support/doctest.hpp"
+#include "tests/support/reference.hpp"
+#include "tests/support/training_step.hpp"
+
+#include "remat/backbones.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+/// Every network against torchvision's numbers.
+namespace reference_test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double relative_difference(const std::vector<double>& value, const Json& expected) {
+  double worst = 0;
+  const double scale = std::max(std::abs(expected[0].get<double>()), 1e-12);
+  for (std::size_t i = 0; i < value.size(); ++i)
+    worst = std::max(worst, std::abs(value[i] - expected[i].get<double>()) / scale);
+  return worst;
+}
+
+void check_keys(const remat::Backbone& model, const remat::BackboneInfo& info,
+                const Json& expected) {
+  training::Keys expected_keys;
+  for (const auto& entry : expected["state_dict"])
+    expected_keys.emplace_back(entry[0].get<std::string>(),
+                               entry[1].get<std::vector<std::int64_t>>());
+  std::sort(expected_keys.begin(), expected_keys.end());
+  CHECK(training::state_keys(model) == expected_keys);
+  std::int64_t count = 0;
+  for (const auto& parameter : model.parameters()) count += parameter.numel();
+  CHECK(count == expected["parameters"].get<std::int64_t>());
+  CHECK(count == info.parameters);
+  CHECK(model.feature_dim() == info.feature_dim);
+}
+
+void check_evaluation(remat::Backbone& model, const torch::Tensor& images, const Json& expected) {
+  const torch::NoGradGuard no_grad;
+  model.eval();
+  const torch::Tensor logits = model.forward(images);
+  CHECK(relative_difference(reference::probe(logits, "logits"), expected["probe"]) <
+        reference::kTolerance);
+  for (std::int64_t row = 0; row < logits.size(0); ++row) {
+    const Json& first = expected["logits"][static_cast<std::size_t>(row)];
+    for (std::size_t i = 0; i < first.size(); ++i)
+      CHECK(logits[row][static_cast<std::int64_t>(i)].item<double>() ==
+            doctest::Approx(first[i].get<double>()).epsilon(reference::kTolerance));
+  }
+}
+
+void check_training(const training::Step& step, const Json& expected) {
+  CHECK(relative_difference(reference::probe(step.result, "logits"), expected["probe"]) <
+        reference::kTolerance);
+  CHECK(reference::loss(step.result).item<double>() ==
+        doctest::Approx(expected["loss"].get<double>()).epsilon(reference::kTolerance));
+  CHECK(relative_difference(reference::probe(step.input_gradient, "input_grad"),
+                            expected["input_grad"]) < reference::kTolerance);
+  if (!expected.contains("grads")) return;
+  REQUIRE(expected["grads"].size() == step.gradients.size());
+  double worst = 0;
+  std::size_t index = 0;
+  for (const auto& [key, value] : expected["grads"].items()) {
+    const auto& [name, gradient] = step.gradients[index++];
+    CHECK(name == key);
+    worst = std::max(worst, relative_difference(reference::probe(gradient, name), value));
+  }
+  CHECK(worst < reference::kTolerance);
+  for (const auto& [key, tensor] : step.buffers)
+    if (expected["buffers"].contains(key))
+      CHECK(relative_difference(reference::probe(tensor, key), expected["buffers"][key]) <
+            reference::kTolerance);
+}
+
+void check_network(const remat::BackboneInfo& info) {
+  CAPTURE(info.name);
+  const Json expected = reference::load(info.name);
+  const torch::Tensor images = reference::image(expected["input"]);
+  const auto model = remat::create_classifier(
+      info.name, 1000, {.dropout = 0, .attention_dropout = 0, .stochastic_depth = 0});
+  reference::fill(*model);
+
+  check_keys(*model, info, expected);
+  check_evaluation(*model, images, expected["eval"]);
+  const training::Step plain = training::step(*model, images, reference::loss);
+  check_training(plain, expected["train"]);
+
+  // The same step, checkpointed: the same bits.
+  reference::fill(*model);
+  for (auto& item : model->named_buffers())
+    if (item.key().ends_with("num_batches_tracked")) item.value().zero_();
+  model->enable_gradient_checkpointing();
+  CHECK(training::first_difference(plain, training::step(*model, images, reference::loss)) == "");
+  check_keys(*model, info, expected);
+  model->enable_gradient_checkpointing(8);
+  check_keys(*model, info, expected);
+}
+
+}  // namespace
+
+TEST_CASE("every network reproduces torchvision's keys, numbers and gradients, checkpointed too") {
+  for (const remat::BackboneInfo& info : remat::list_backbones()) check_network(info);
+}
+
+}  // namespace reference_test
