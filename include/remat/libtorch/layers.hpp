@@ -12,6 +12,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/hardsigmoid.h>
