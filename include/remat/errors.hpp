@@ -113,6 +113,13 @@ class REMAT_VISIBLE RecomputeError : public detail::CodedError<std::runtime_erro
   using CodedError::CodedError;
 };
 
+/// Reports a weight file that cannot be read, or that does not fit the module: then nothing was
+/// changed.
+class REMAT_VISIBLE WeightsError : public detail::CodedError<std::runtime_error> {
+ public:
+  using CodedError::CodedError;
+};
+
 /// Reports that the process does not offer what is asked for: an engine that cannot be installed, a
 /// device.
 class REMAT_VISIBLE EnvironmentError : public detail::CodedError<std::runtime_error> {
