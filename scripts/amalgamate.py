@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include"
 PRODUCT = ROOT / "single_include" / "remat" / "remat.hpp"
 UMBRELLA = "remat/remat.hpp"
-# Parts that need another library than LibTorch, with umbrellas of their own.
-OPTIONAL = ("remat/yaml", "remat/weights")
+# Parts and headers that need another library than LibTorch: left to those who include them by name.
+OPTIONAL = ("remat/yaml", "remat/weights/safetensors")
 
 INCLUDE_LINE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 OWN_LINE = re.compile(r'^#include "(remat/[\w/]+\.hpp)"\s*(//.*)?$')

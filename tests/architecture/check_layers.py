@@ -31,8 +31,9 @@ SIDEWAYS = {
     ("explain", "engine"), ("explain", "checkpoint"),
     ("training", "models"),
 }
-# Parts that need another library than LibTorch: not in remat.hpp.
-OPTIONAL = {"yaml", "weights"}
+# Parts and headers that need another library than LibTorch: included by name, in no umbrella above
+# their own. A name stands for all that begin with it.
+OPTIONAL = ("remat/yaml", "remat/weights/safetensors")
 # Folders without an umbrella: nobody includes them as a whole.
 NO_UMBRELLA = {"libtorch", "engine"}
 
@@ -58,9 +59,11 @@ def umbrellas(headers: list[str]) -> dict[str, list[str]]:
     top = [h for h in headers if h.count("/") == 1 and h != "remat/remat.hpp"]
     folders = {part_of(h) for h in headers if h.count("/") > 1} - NO_UMBRELLA - {"detail"}
     top = sorted(set(top) | {f"remat/{folder}.hpp" for folder in folders})
-    wanted = {"remat/remat.hpp": [h for h in top if part_of(h) not in OPTIONAL]}
+    wanted = {"remat/remat.hpp": [h for h in top if not h.startswith(OPTIONAL)]}
     for folder in folders:
-        wanted[f"remat/{folder}.hpp"] = [h for h in headers if h.startswith(f"remat/{folder}/")]
+        umbrella = f"remat/{folder}.hpp"
+        wanted[umbrella] = [h for h in headers if h.startswith(f"remat/{folder}/")
+                            and (umbrella.startswith(OPTIONAL) or not h.startswith(OPTIONAL))]
     return wanted
 
 
