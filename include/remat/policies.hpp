@@ -10,3 +10,5 @@
 #include "remat/policies/segments.hpp"
 #include "remat/policies/sequential.hpp"
 #include "remat/policies/square_root.hpp"
+#include "remat/policies/staged_hybrid.hpp"
+#include "remat/policies/transformer_layers.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Peak activation memory and step time of a ResNet under every rule and keep policy.
+// Peak activation memory and step time of any of the networks under rules and keep policies.
 //
 // A step is forward, cross entropy, backward, with the gradients there before it begins. The
 // strategies take turns within a round, so that a slow moment of the machine hits them alike, and
@@ -34,35 +34,49 @@ struct SecondConvolution {
 
 struct Strategy {
   std::string name;
-  std::function<std::shared_ptr<remat::Backbone>(int depth)> create;
+  std::function<std::shared_ptr<remat::Backbone>(const std::string& model)> create;
 };
 
-template <class Rule, class Keep = remat::keep::nothing>
+constexpr std::int64_t kClasses = 1000;
+
+/// The default policy of the family, with `segment_count` segments; 0: its own rule, -1: switched
+/// off.
+Strategy by_default(std::string name, std::int64_t segment_count) {
+  return {std::move(name), [segment_count](const std::string& model) {
+            auto net = remat::create_backbone(model, {.num_classes = kClasses});
+            if (segment_count == 0) net->enable_gradient_checkpointing();
+            if (segment_count > 0) net->enable_gradient_checkpointing(segment_count);
+            return net;
+          }};
+}
+
+template <class Policy>
 Strategy strategy(std::string name) {
-  return {std::move(name), [](int depth) -> std::shared_ptr<remat::Backbone> {
-            remat::ResNet<remat::Checkpointed<remat::Sequential, Rule, Keep>> net(
-                depth, remat::BackboneOptions{.num_classes = 1000});
+  return {std::move(name), [](const std::string& model) {
+            auto net = remat::create_backbone<Policy>(model, {.num_classes = kClasses});
             net->enable_gradient_checkpointing();
-            return net.ptr();
+            return net;
           }};
 }
 
 std::vector<Strategy> all_strategies() {
   using namespace remat;
+  constexpr std::int64_t kPerUnit = 100'000;  // more than units means one per unit
   return {
-      {"plain",
-       [](int depth) -> std::shared_ptr<Backbone> {
-         return ResNet<>(depth, BackboneOptions{.num_classes = 1000}).ptr();
-       }},
-      strategy<KeepAll>("KeepAll"),
-      strategy<Segments<4>>("Segments<4>"),
-      strategy<Segments<8>>("Segments<8>"),
-      strategy<SquareRoot>("SquareRoot"),
-      strategy<EveryNth<2>>("EveryNth<2>"),
-      strategy<EachUnit>("EachUnit"),
-      strategy<Segments<4>, keep::convolutions_and_matmuls>("Segments<4>, convolutions kept"),
-      strategy<EachUnit, keep::convolutions_and_matmuls>("EachUnit, convolutions kept"),
-      strategy<EachUnit, SecondConvolution>("EachUnit, second convolution kept"),
+      by_default("plain", -1),
+      by_default("default policy", 0),
+      by_default("one region per unit", kPerUnit),
+      by_default("8 segments", 8),
+      strategy<Checkpointed<Sequential, KeepAll>>("KeepAll"),
+      strategy<Checkpointed<Sequential, Segments<4>>>("Segments<4>"),
+      strategy<Checkpointed<Sequential, SquareRoot>>("SquareRoot"),
+      strategy<Checkpointed<Sequential, EveryNth<2>>>("EveryNth<2>"),
+      strategy<Checkpointed<Sequential, Segments<4>, keep::convolutions_and_matmuls>>(
+          "Segments<4>, convolutions and matmuls kept"),
+      strategy<Checkpointed<Sequential, EachUnit, keep::convolutions_and_matmuls>>(
+          "EachUnit, convolutions and matmuls kept"),
+      strategy<Checkpointed<Sequential, EachUnit, SecondConvolution>>(
+          "EachUnit, second convolution kept"),
   };
 }
 
@@ -120,7 +134,7 @@ std::vector<StepResult> measure_model(const std::string& name, const Settings& s
   for (Strategy& strategy : all_strategies()) {
     if (strategy.name != "plain" && !std::regex_search(strategy.name, wanted)) continue;
     torch::manual_seed(0);
-    auto model = strategy.create(std::stoi(name.substr(6)));
+    auto model = strategy.create(name);
     competitors.push_back({std::move(strategy), std::move(model), {}, {}, {}, {}, {}});
   }
 

@@ -20,15 +20,15 @@ namespace remat {
 /// A rate that is not set is torchvision's for the model.
 struct BackboneOptions {
   bool pretrained = false;  ///< load the published weights from torchvision's cache
-  std::string weights;      ///< load this file; empty: initialise as torchvision does
+  std::string weights{};    ///< load this file; empty: initialise as torchvision does
   std::int64_t feature_dim =
       0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
   std::int64_t in_channels = 3;  ///< channels of the images
   std::int64_t image_size =
       0;  ///< height and width that layers are made for, where any are; 0: torchvision's
-  std::optional<double> dropout;            ///< rate in front of the head, or in a transformer
-  std::optional<double> attention_dropout;  ///< rate on attention weights
-  std::optional<double> stochastic_depth;   ///< rate of the last residual block
+  std::optional<double> dropout{};            ///< rate in front of the head, or in a transformer
+  std::optional<double> attention_dropout{};  ///< rate on attention weights
+  std::optional<double> stochastic_depth{};   ///< rate of the last residual block
   std::int64_t num_classes =
       0;  ///< 0: no head; else torchvision's own head, under torchvision's name
 };

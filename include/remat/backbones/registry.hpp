@@ -12,9 +12,17 @@
 #include <vector>
 
 #include "remat/backbones/backbone.hpp"
+#include "remat/backbones/convnext.hpp"
+#include "remat/backbones/efficientnet.hpp"
 #include "remat/backbones/family.hpp"
+#include "remat/backbones/maxvit.hpp"
+#include "remat/backbones/mobilenet_v2.hpp"
+#include "remat/backbones/mobilenet_v3.hpp"
 #include "remat/backbones/published.hpp"
+#include "remat/backbones/regnet.hpp"
 #include "remat/backbones/resnet.hpp"
+#include "remat/backbones/swin.hpp"
+#include "remat/backbones/vision_transformer.hpp"
 #include "remat/errors.hpp"
 #include "remat/nn/chain.hpp"
 
@@ -56,6 +64,14 @@ inline const std::vector<BackboneEntry>& backbone_entries() {
   static const std::vector<BackboneEntry> entries = [] {
     std::vector<BackboneEntry> all;
     add_family<ResNet<>>(all);
+    add_family<MobileNetV2<>>(all);
+    add_family<MobileNetV3<>>(all);
+    add_family<EfficientNet<>>(all);
+    add_family<RegNet<>>(all);
+    add_family<VisionTransformer<>>(all);
+    add_family<SwinTransformer<>>(all);
+    add_family<MaxViT<>>(all);
+    add_family<ConvNeXt<>>(all);
     return all;
   }();
   return entries;

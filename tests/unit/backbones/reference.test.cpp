@@ -26,6 +26,13 @@ double relative_difference(const std::vector<double>& value, const Json& expecte
   return worst;
 }
 
+void prepare(remat::Backbone& model) {
+  reference::fill(model);
+  const torch::NoGradGuard no_grad;
+  for (auto& item : model.named_buffers())
+    if (item.key().ends_with("num_batches_tracked")) item.value().zero_();
+}
+
 void check_keys(const remat::Backbone& model, const remat::BackboneInfo& info,
                 const Json& expected) {
   training::Keys expected_keys;
@@ -84,7 +91,7 @@ void check_network(const remat::BackboneInfo& info) {
   const torch::Tensor images = reference::image(expected["input"]);
   const auto model = remat::create_classifier(
       info.name, 1000, {.dropout = 0, .attention_dropout = 0, .stochastic_depth = 0});
-  reference::fill(*model);
+  prepare(*model);
 
   check_keys(*model, info, expected);
   check_evaluation(*model, images, expected["eval"]);
@@ -92,9 +99,7 @@ void check_network(const remat::BackboneInfo& info) {
   check_training(plain, expected["train"]);
 
   // The same step, checkpointed: the same bits.
-  reference::fill(*model);
-  for (auto& item : model->named_buffers())
-    if (item.key().ends_with("num_batches_tracked")) item.value().zero_();
+  prepare(*model);
   model->enable_gradient_checkpointing();
   CHECK(training::first_difference(plain, training::step(*model, images, reference::loss)) == "");
   check_keys(*model, info, expected);

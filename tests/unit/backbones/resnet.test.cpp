@@ -202,7 +202,7 @@ TEST_CASE("each ResNet is also a type, with the policy of one's choice") {
 TEST_CASE("the list of backbones names family, parameters and feature size") {
   const auto list = remat::list_backbones();
 
-  REQUIRE(list.size() == 5);
+  REQUIRE(list.size() == 33);
   CHECK(list[2].name == "resnet50");
   CHECK(list[2].family == "ResNet");
   CHECK(list[2].parameters == 25'557'032);
@@ -214,12 +214,21 @@ TEST_CASE("what cannot be built is refused, with the values and the cure") {
         "[remat.backbone.unknown] remat::create_backbone: there is no backbone \"resnet51\"; the "
         "nearest names are "
         "\"resnet50\", \"resnet18\", \"resnet34\". remat::list_backbones() has the full list.");
-  CHECK(error_of([] { remat::create_backbone("resnet50", {.pretrained = true}); }) ==
-        "[remat.backbone.pretrained] resnet50: pretrained = true was given, and this version of "
-        "remat cannot read "
-        "weight files yet. Build it with pretrained = false, and load the weights with your own "
-        "code: the names are "
-        "torchvision's.");
+  CHECK(error_of([] {
+          remat::create_backbone("resnet50", {.pretrained = true, .weights = "file.pth"});
+        }) ==
+        "[remat.backbone.options] resnet50: pretrained = true and weights = \"file.pth\" were both "
+        "given, and at most one is expected.");
+  CHECK(error_of([] { remat::create_backbone("resnet50", {.dropout = 0.5}); }) ==
+        "[remat.backbone.options] resnet50: dropout is 0.5, and this network has none. Leave it "
+        "unset.");
+  CHECK(error_of([] { remat::create_backbone("resnet50", {.stochastic_depth = 1.5}); }) ==
+        "[remat.backbone.options] resnet50: stochastic_depth is 1.5, a rate between 0 and 1 was "
+        "expected.");
+  CHECK(error_of([] { remat::ResNet<>("resnet19"); }) ==
+        "[remat.backbone.unknown] remat::ResNet: there is no backbone \"resnet19\"; the nearest "
+        "names are \"resnet18\", \"resnet34\", \"resnet50\". remat::create_backbone builds "
+        "those of the other families.");
   CHECK(error_of([] { remat::create_backbone("resnet50", {.feature_dim = -1}); }) ==
         "[remat.backbone.options] resnet50: feature_dim is -1, at least 0 was expected.");
   CHECK(error_of([] { remat::create_backbone("resnet50", {.in_channels = 0}); }) ==
