@@ -30,6 +30,17 @@ inline std::string printable(std::string_view text, std::size_t longest = 120) {
   return text.size() > longest ? result + "..." : result;
 }
 
+/// Reports that a name, which a state dict has once, is there twice.
+///
+/// @param where  the file or value, as a message shows it
+[[noreturn]] inline void throw_duplicate(std::string_view where, std::string_view name) {
+  throw WeightsError(
+      ErrorMessage("remat.weights.duplicate")
+          .where(where)
+          .what("two tensors are called \"" + printable(name) + "\", and a name occurs once")
+          .cure("Give each tensor a name of its own"));
+}
+
 /// The bytes of a weight file, wherever they are, and the name to call them by in messages.
 class ByteSource {
  public:
@@ -56,7 +67,7 @@ class ByteSource {
         ErrorMessage("remat.weights.damaged")
             .where("\"" + name_ + "\"")
             .what(what)
-            .cause("The file is damaged, or was cut short when it was fetched or copied")
+            .cause("the file is damaged, or was cut short when it was fetched or copied")
             .cure("Fetch it again or write it anew"));
   }
 

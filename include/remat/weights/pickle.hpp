@@ -7,11 +7,11 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "remat/weights/byte_cursor.hpp"
 #include "remat/weights/pickle_globals.hpp"
+#include "remat/weights/pickle_stack.hpp"
 #include "remat/weights/pickle_values.hpp"
 
 namespace remat::detail {
@@ -31,15 +31,15 @@ class Pickle {
   }
 
  private:
-  static constexpr std::size_t kMostNested = 1000;
   static constexpr std::size_t kLongestName = 300;
 
-  Pickle(ByteCursor& cursor, PickleValues& values) : cursor_(cursor), values_(values) {}
+  Pickle(ByteCursor& cursor, PickleValues& values)
+      : cursor_(cursor), values_(values), stack_(cursor) {}
 
   PickleId run() {
     for (;;) {
       const auto opcode = static_cast<unsigned char>(cursor_.next());
-      if (opcode == '.') return pop();
+      if (opcode == '.') return stack_.pop();
       if (push_number(opcode) || push_text(opcode) || arrange(opcode) || build_sequence(opcode) ||
           build_dictionary(opcode) || remember(opcode) || apply(opcode))
         continue;
@@ -50,13 +50,13 @@ class Pickle {
   bool push_number(unsigned char opcode) {
     switch (opcode) {
       case 'N':
-        push(values_.add(PickleKind::kNone));
+        stack_.push(values_.add(PickleKind::kNone));
         return true;
       case 0x88:
-        push(values_.add(PickleKind::kBool, 1));
+        stack_.push(values_.add(PickleKind::kBool, 1));
         return true;
       case 0x89:
-        push(values_.add(PickleKind::kBool, 0));
+        stack_.push(values_.add(PickleKind::kBool, 0));
         return true;
       case 'K':
         push_integer(static_cast<std::int64_t>(cursor_.number<1>()));
@@ -75,7 +75,7 @@ class Pickle {
         return true;
       case 'G':
         cursor_.skip(8);
-        push(values_.add(PickleKind::kReal));
+        stack_.push(values_.add(PickleKind::kReal));
         return true;
       default:
         return false;
@@ -114,17 +114,16 @@ class Pickle {
         cursor_.number<8>();
         return true;  // a frame: only says how much to buffer
       case '(':
-        if (marks_.size() == kMostNested) refuse("is nested too deeply");
-        marks_.push_back(stack_.size());
+        stack_.mark();
         return true;
       case '0':
-        pop();
+        stack_.pop();
         return true;
       case '1':
-        take_to_mark();
+        stack_.take_to_mark();
         return true;
       case '2':
-        push(top());
+        stack_.push(stack_.top());
         return true;
       default:
         return false;
@@ -137,28 +136,28 @@ class Pickle {
       case ')':
       case ']':
       case 0x8f:
-        push(values_.add_list(kSequence));
+        stack_.push(values_.add_list(kSequence));
         return true;
       case 't':
       case 'l':
       case 0x91:
-        push(values_.add_list(kSequence, take_to_mark()));
+        stack_.push(values_.add_list(kSequence, stack_.take_to_mark()));
         return true;
       case 0x85:
-        push(values_.add_list(kSequence, take(1)));
+        stack_.push(values_.add_list(kSequence, stack_.take(1)));
         return true;
       case 0x86:
-        push(values_.add_list(kSequence, take(2)));
+        stack_.push(values_.add_list(kSequence, stack_.take(2)));
         return true;
       case 0x87:
-        push(values_.add_list(kSequence, take(3)));
+        stack_.push(values_.add_list(kSequence, stack_.take(3)));
         return true;
       case 'a':
-        extend(kSequence, take(1));
+        extend(kSequence, stack_.take(1));
         return true;
       case 'e':
       case 0x90:
-        extend(kSequence, take_to_mark());
+        extend(kSequence, stack_.take_to_mark());
         return true;
       default:
         return false;
@@ -169,16 +168,16 @@ class Pickle {
     constexpr auto kDictionary = PickleKind::kDictionary;
     switch (opcode) {
       case '}':
-        push(values_.add_list(kDictionary));
+        stack_.push(values_.add_list(kDictionary));
         return true;
       case 'd':
-        push(values_.add_list(kDictionary, in_pairs(take_to_mark())));
+        stack_.push(values_.add_list(kDictionary, in_pairs(stack_.take_to_mark())));
         return true;
       case 's':
-        extend(kDictionary, take(2));
+        extend(kDictionary, stack_.take(2));
         return true;
       case 'u':
-        extend(kDictionary, in_pairs(take_to_mark()));
+        extend(kDictionary, in_pairs(stack_.take_to_mark()));
         return true;
       default:
         return false;
@@ -188,13 +187,13 @@ class Pickle {
   bool remember(unsigned char opcode) {
     switch (opcode) {
       case 'q':
-        memo_[cursor_.number<1>()] = top();
+        memo_[cursor_.number<1>()] = stack_.top();
         return true;
       case 'r':
-        memo_[cursor_.number<4>()] = top();
+        memo_[cursor_.number<4>()] = stack_.top();
         return true;
       case 0x94:
-        memo_[memo_.size()] = top();
+        memo_[memo_.size()] = stack_.top();
         return true;
       case 'h':
         recall(cursor_.number<1>());
@@ -215,38 +214,36 @@ class Pickle {
         return true;
       }
       case 0x93: {
-        const std::string name = text_of(pop());
-        push_global(text_of(pop()), name);
+        const std::string name = text_of(stack_.pop());
+        push_global(text_of(stack_.pop()), name);
         return true;
       }
       case 'Q':
-        push_storage(pop());
+        push_storage(stack_.pop());
         return true;
       case 'R':
       case 0x81:
-        call(take(2));
+        call(stack_.take(2));
         return true;
       case 0x92:
-        call(take(3));
+        call(stack_.take(3));
         return true;
       // Attributes: a dictionary's `_metadata`, a tensor's own. None of them is a weight.
       case 'b':
-        pop();
-        top();
+        stack_.pop();
+        stack_.top();
         return true;
       default:
         return false;
     }
   }
 
-  void push(PickleId id) { stack_.push_back(id); }
-
-  void push_integer(std::int64_t number) { push(values_.add(PickleKind::kInteger, number)); }
+  void push_integer(std::int64_t number) { stack_.push(values_.add(PickleKind::kInteger, number)); }
 
   void push_long(std::uint64_t byte_count) {
     const std::size_t begin = values_.letters().size();
     cursor_.append_to(values_.letters(), byte_count);
-    if (byte_count > 8) return push(values_.add_text(PickleKind::kBigInteger, begin));
+    if (byte_count > 8) return stack_.push(values_.add_text(PickleKind::kBigInteger, begin));
     // Two's complement, least significant byte first, as short as it can be.
     std::uint64_t bits = 0;
     for (std::size_t i = 0; i < byte_count; ++i)
@@ -260,7 +257,7 @@ class Pickle {
   void push_text_of(std::uint64_t byte_count) {
     const std::size_t begin = values_.letters().size();
     cursor_.append_to(values_.letters(), byte_count);
-    push(values_.add_text(PickleKind::kText, begin));
+    stack_.push(values_.add_text(PickleKind::kText, begin));
   }
 
   void push_global(const std::string& module, const std::string& name) {
@@ -268,7 +265,7 @@ class Pickle {
     if (!role) throw_unknown_global(values_.source(), module, name);
     const std::size_t begin = values_.letters().size();
     values_.letters() += name;
-    push(values_.add_text(PickleKind::kGlobal, begin, static_cast<std::int64_t>(*role)));
+    stack_.push(values_.add_text(PickleKind::kGlobal, begin, static_cast<std::int64_t>(*role)));
   }
 
   void push_storage(PickleId reference) {
@@ -277,23 +274,23 @@ class Pickle {
                             is_text(values_.items(reference)[0], "storage");
     if (!is_storage) refuse("refers to something outside that is no storage, perhaps a module");
     const auto items = values_.items(reference);
-    push(values_.add_list(PickleKind::kStorage, {items.begin(), items.end()}));
+    stack_.push(values_.add_list(PickleKind::kStorage, {items.begin(), items.end()}));
   }
 
   void call(const std::vector<PickleId>& callee_and_arguments) {
-    push(result_of(callee_and_arguments[0], callee_and_arguments[1], 0));
+    stack_.push(result_of(callee_and_arguments[0], callee_and_arguments[1], 0));
   }
 
   PickleId result_of(PickleId callee, PickleId arguments, int depth) {
     if (!values_.is(callee, PickleKind::kGlobal) || !values_.is(arguments, PickleKind::kSequence))
       refuse("calls something that cannot be called");
-    const auto span = values_.items(arguments);
-    std::vector<PickleId> items(span.begin(), span.end());
+    // Copied only where the copy is counted: a hostile pickle may pass one long list many times.
+    const auto items = values_.items(arguments);
     switch (values_.role(callee)) {
       case PickleRole::kDictionary:
-        return dictionary_of(items);
+        return items.empty() ? values_.add_list(PickleKind::kDictionary) : dictionary_of(items[0]);
       case PickleRole::kTensor:
-        return values_.add_list(PickleKind::kTensor, std::move(items));
+        return values_.add_list(PickleKind::kTensor, {items.begin(), items.end()});
       case PickleRole::kFirstArgument:
         if (items.empty()) refuse("wraps nothing");
         return items[0];
@@ -305,23 +302,21 @@ class Pickle {
     }
   }
 
-  /// OrderedDict() and, as Python 2 wrote it, OrderedDict([[key, value], ...]).
-  PickleId dictionary_of(const std::vector<PickleId>& arguments) {
+  /// What Python 2 wrote: OrderedDict([[key, value], ...]).
+  PickleId dictionary_of(PickleId pairs) {
+    if (!values_.is(pairs, PickleKind::kSequence)) refuse("makes a dictionary of no list");
     const PickleId dictionary = values_.add_list(PickleKind::kDictionary);
-    if (arguments.empty()) return dictionary;
-    if (!values_.is(arguments[0], PickleKind::kSequence)) refuse("makes a dictionary of no list");
-    const auto span = values_.items(arguments[0]);
-    for (const PickleId pair : std::vector<PickleId>(span.begin(), span.end())) {
+    for (std::size_t i = 0; i < values_.items(pairs).size(); ++i) {
+      const PickleId pair = values_.items(pairs)[i];
       if (!values_.is(pair, PickleKind::kSequence) || values_.items(pair).size() != 2)
         refuse("makes a dictionary of something else than pairs");
-      values_.append(dictionary,
-                     std::vector(values_.items(pair).begin(), values_.items(pair).end()));
+      values_.append(dictionary, values_.items(pair));
     }
     return dictionary;
   }
 
   void extend(PickleKind kind, const std::vector<PickleId>& items) {
-    const PickleId target = top();
+    const PickleId target = stack_.top();
     if (values_.is(target, PickleKind::kOpaque)) return;
     if (!values_.is(target, kind)) refuse("adds items to something that has none");
     values_.append(target, items);
@@ -335,41 +330,8 @@ class Pickle {
   void recall(std::uint64_t index) {
     const auto found = memo_.find(index);
     if (found == memo_.end()) refuse("recalls a value that it never remembered");
-    push(found->second);
+    stack_.push(found->second);
   }
-
-  PickleId top() const {
-    if (stack_.size() <= floor()) refuse("takes a value where there is none");
-    return stack_.back();
-  }
-
-  PickleId pop() {
-    const PickleId id = top();
-    stack_.pop_back();
-    return id;
-  }
-
-  std::vector<PickleId> take(std::size_t count) {
-    if (stack_.size() < floor() + count) refuse("takes more values than there are");
-    return take_from(stack_.size() - count);
-  }
-
-  std::vector<PickleId> take_to_mark() {
-    if (marks_.empty()) refuse("ends a group that it never began");
-    const std::size_t begin = floor();
-    marks_.pop_back();
-    return take_from(begin);
-  }
-
-  std::vector<PickleId> take_from(std::size_t begin) {
-    const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(begin);
-    std::vector<PickleId> taken(first, stack_.end());
-    stack_.erase(first, stack_.end());
-    return taken;
-  }
-
-  /// Values below the last mark belong to the group around it.
-  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
 
   std::string line() {
     std::string text;
@@ -390,15 +352,11 @@ class Pickle {
     return values_.is(id, PickleKind::kText) && values_.text(id) == text;
   }
 
-  [[noreturn]] void refuse(std::string_view what) const {
-    values_.source().damaged("before byte " + std::to_string(cursor_.position()) + " its pickle " +
-                             std::string(what));
-  }
+  [[noreturn]] void refuse(std::string_view what) const { refuse_pickle(cursor_, what); }
 
   ByteCursor& cursor_;
   PickleValues& values_;
-  std::vector<PickleId> stack_;
-  std::vector<std::size_t> marks_;
+  PickleStack stack_;
   std::unordered_map<std::uint64_t, PickleId> memo_;
 };
 

@@ -107,12 +107,12 @@ constexpr std::optional<PickleRole> find_role(std::string_view module, std::stri
       .what("it holds an object of Python's " + printable(module) + "." + printable(name) +
             ", and only tensors in dictionaries, numbers and texts are read");
   if (name == "_load_from_bytes")
-    message.cause("It was written by pickle, not by torch.save");
+    message.cause("it was written by pickle, not by torch.save");
   else if (name == "_rebuild_qtensor" || name.find("sparse") != std::string_view::npos)
-    message.cause("Quantized and sparse tensors are not read");
+    message.cause("quantized and sparse tensors are not read");
   else
     message.cause(
-        "It was saved as a whole module, or with other Python objects beside the weights");
+        "it was saved as a whole module, or with other Python objects beside the weights");
   throw WeightsError(
       message.cure("In Python, load it and write torch.save(model.state_dict(), path)"));
 }

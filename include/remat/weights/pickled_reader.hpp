@@ -66,6 +66,7 @@ class PickledReader : public StateDictReader {
     if (storage.nbytes() < announced || wanted.view_offset % pickled.type->byte_count != 0)
       source().damaged("a tensor's bytes are " + std::to_string(storage.nbytes()) +
                        ", and its pickle announces " + std::to_string(announced));
+    if (pickled.type->dtype == "bool") require_bools(source(), storage.data(), storage.nbytes());
     cached = storage.getWeakStorageImpl();
     return storage;
   }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@ class PickledStateDict {
   static constexpr std::array<std::string_view, 3> kNestedUnder{"state_dict", "model",
                                                                 "model_state_dict"};
   static constexpr int kDeepest = 3;
+  static constexpr std::size_t kMostTensors = std::size_t{1} << 18;
 
   explicit PickledStateDict(const PickleValues& values) : values_(values) {}
 
@@ -62,12 +64,17 @@ class PickledStateDict {
 
   std::vector<NamedPickledTensor> read(PickleId dictionary) const {
     std::vector<NamedPickledTensor> tensors;
+    // Found before they are copied: a hostile pickle may use one long name many times.
+    std::unordered_set<std::string_view> names;
     const auto items = values_.items(dictionary);
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
       if (!values_.is(items[i + 1], PickleKind::kTensor)) continue;
       if (!values_.is(items[i], PickleKind::kText))
         refuse("a tensor of its dictionary has a key that is no text");
       const std::string_view name = values_.text(items[i]);
+      if (!names.insert(name).second) throw_duplicate("\"" + values_.source().name() + "\"", name);
+      if (names.size() > kMostTensors)
+        values_.source().damaged("it has more than " + std::to_string(kMostTensors) + " tensors");
       tensors.emplace_back(name, PickledTensorReader(values_, name).read(items[i + 1]));
     }
     return tensors;

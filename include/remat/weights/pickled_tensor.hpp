@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,7 +73,8 @@ class PickledTensorReader {
     const auto items = values_.items(id);  // "storage", class, key, device, element count, view
     const bool is_known = values_.is(items[1], PickleKind::kGlobal) &&
                           values_.role(items[1]) == PickleRole::kStorage &&
-                          values_.is(items[2], PickleKind::kText);
+                          values_.is(items[2], PickleKind::kText) &&
+                          values_.text(items[2]).size() <= kLongestKey;
     if (!is_known) refuse("has a storage without class or key");
     PickledStorage storage;
     storage.key = values_.text(items[2]);
@@ -85,6 +88,7 @@ class PickledTensorReader {
 
  private:
   static constexpr std::size_t kMostDimensions = 64;
+  static constexpr std::size_t kLongestKey = 256;
 
   /// A view of a storage: its own key, offset and size, in elements.
   void narrow(PickledStorage& storage, std::span<const PickleId> view,

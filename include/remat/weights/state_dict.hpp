@@ -30,11 +30,7 @@ class StateDict {
   /// @throws WeightsError  if there is one of that name
   void add(std::string name, at::Tensor tensor) {
     if (!indices_.emplace(name, items_.size()).second)
-      throw WeightsError(ErrorMessage("remat.weights.duplicate")
-                             .where("remat::StateDict")
-                             .what("there are two tensors of the name \"" +
-                                   detail::printable(name) + "\", and names are given once")
-                             .cure("Give each tensor a name of its own"));
+      detail::throw_duplicate("remat::StateDict", name);
     items_.emplace_back(std::move(name), std::move(tensor));
   }
 
@@ -118,12 +114,7 @@ class StateDictReader {
     for (const TensorEntry& entry : entries) names.push_back(entry.name);
     std::sort(names.begin(), names.end());
     const auto twice = std::adjacent_find(names.begin(), names.end());
-    if (twice != names.end())
-      throw WeightsError(ErrorMessage("remat.weights.duplicate")
-                             .where("\"" + source_name_ + "\"")
-                             .what("two tensors are called \"" + detail::printable(*twice) +
-                                   "\", and names occur once in a state dict")
-                             .cure("Write the file anew"));
+    if (twice != names.end()) detail::throw_duplicate("\"" + source_name_ + "\"", *twice);
     entries_ = std::move(entries);
   }
 
@@ -148,6 +139,15 @@ inline at::ScalarType supported_type(const std::string& source_name, std::string
                   printable(dtype) + ", which tensors of this LibTorch cannot have")
             .cure("In Python, convert it before saving, for example with tensor.float()"));
   return *type;
+}
+
+/// Bools are bytes 0 and 1; with any other in it, a tensor would break the compiler's assumptions.
+///
+/// @throws WeightsError  if there is another one
+inline void require_bools(const ByteSource& source, const void* bytes, std::size_t count) {
+  const auto* begin = static_cast<const unsigned char*>(bytes);
+  if (std::any_of(begin, begin + count, [](unsigned char byte) { return byte > 1; }))
+    source.damaged("one of its tensors of bools has a byte that is neither 0 nor 1");
 }
 
 }  // namespace detail
