@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,16 @@ class StateDictView final : public StateDictReader {
   const StateDict& state_dict_;
 };
 
+/// Puts back what was there before; a tensor that refuses keeps the others from nothing.
+inline void restore(std::span<const Planned> changed) noexcept {
+  for (const Planned& planned : changed) {
+    try {
+      planned.target.copy_(planned.source);
+    } catch (...) {
+    }
+  }
+}
+
 /// Everything that a file can cause has happened before. What is left, a device without memory
 /// for instance, must not leave half of a module either.
 inline void copy_planned(std::vector<Planned>& plan) {
@@ -43,12 +54,12 @@ inline void copy_planned(std::vector<Planned>& plan) {
   try {
     for (Planned& planned : plan) {
       at::Tensor before = planned.target.detach().clone();
-      const at::Tensor source = std::exchange(planned.source, before);
+      const at::Tensor source = std::exchange(planned.source, std::move(before));
       ++done;
       planned.target.copy_(source.reshape(planned.target.sizes()));
     }
   } catch (...) {
-    while (done-- > 0) plan[done].target.copy_(plan[done].source);
+    restore(std::span(plan).first(done));
     throw;
   }
 }
