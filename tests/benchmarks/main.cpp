@@ -16,7 +16,8 @@ namespace {
 using namespace benchmarks;
 
 constexpr const char* kUsage =
-    R"(usage: remat_benchmark [--part micro|steps|all] [--models resnet18,resnet50] [--strategies REGEX]
+    R"(MODEL:N measures that model with a batch of N.
+usage: remat_benchmark [--part micro|steps|all] [--models resnet18,vit_l_16:2] [--strategies REGEX]
                        [--batch 8] [--size 224] [--repeats 5] [--threads 2] [--json FILE] [--turns]
 )";
 
@@ -55,15 +56,15 @@ Settings parse(int count, char** values) {
 }
 
 void print(const std::vector<StepResult>& results, std::FILE* out) {
-  std::fprintf(out, "\n%-10s %-34s %9s %9s %7s %9s %6s %6s %9s %11s %s\n", "model", "strategy",
+  std::fprintf(out, "\n%-20s %-44s %9s %9s %7s %9s %6s %6s %9s %11s %s\n", "model", "strategy",
                "1st MiB", "peak MiB", "saving", "step ms", "ratio", "cpu", "recorded", "recomputed",
                "gradients");
   for (const StepResult& r : results)
-    std::fprintf(out, "%-10s %-34s %9.1f %9.1f %6.1f%% %9.1f %6.3f %6.3f %9lld %11lld %s\n",
-                 r.model.c_str(), r.strategy.c_str(), r.first_peak_mib, r.peak_mib, 100 * r.saving,
-                 r.step_ms, r.time_ratio, r.cpu_ratio, static_cast<long long>(r.recorded_operations),
-                 static_cast<long long>(r.recomputed_operations),
-                 r.gradients_equal ? "equal" : "DIFFER");
+    std::fprintf(
+        out, "%-20s %-44s %9.1f %9.1f %6.1f%% %9.1f %6.3f %6.3f %9lld %11lld %s\n", r.model.c_str(),
+        r.strategy.c_str(), r.first_peak_mib, r.peak_mib, 100 * r.saving, r.step_ms, r.time_ratio,
+        r.cpu_ratio, static_cast<long long>(r.recorded_operations),
+        static_cast<long long>(r.recomputed_operations), r.gradients_equal ? "equal" : "DIFFER");
 }
 
 /// The names hold no character that JSON would want escaped.

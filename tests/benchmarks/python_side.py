@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """What Python's checkpointing costs on the same networks, measured as remat_benchmark measures.
 
-Needs torch 2.13. The ResNet is written out here, so torchvision is not needed. Memory is counted by
-remat's own meter, built as a shared library beside remat_benchmark (--meter).
+Needs torch 2.13 and, for the steps, torchvision; with timm its twins are measured as well. Memory is
+counted by remat's own meter, built as a shared library beside remat_benchmark (--meter).
 """
 
 import argparse
@@ -19,103 +19,129 @@ from torch import nn
 from torch.utils.checkpoint import (CheckpointPolicy, checkpoint, checkpoint_sequential,
                                     create_selective_checkpoint_contexts)
 
-DESIGNS = {18: ("basic", (2, 2, 2, 2)), 34: ("basic", (3, 4, 6, 3)), 50: ("bottleneck", (3, 4, 6, 3)),
-           101: ("bottleneck", (3, 4, 23, 3)), 152: ("bottleneck", (3, 8, 36, 3))}
+# timm's network of the same design.
+TIMM_TWINS = {
+    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "resnet101": "resnet101",
+    "resnet152": "resnet152", "mobilenet_v2": "mobilenetv2_100",
+    "mobilenet_v3_small": "mobilenetv3_small_100", "mobilenet_v3_large": "mobilenetv3_large_100",
+    "efficientnet_b0": "efficientnet_b0", "efficientnet_b1": "efficientnet_b1",
+    "efficientnet_b2": "efficientnet_b2", "efficientnet_v2_s": "efficientnetv2_s",
+    "efficientnet_v2_m": "efficientnetv2_m", "efficientnet_v2_l": "efficientnetv2_l",
+    "regnet_y_400mf": "regnety_004", "regnet_y_800mf": "regnety_008", "regnet_y_1_6gf": "regnety_016",
+    "regnet_y_3_2gf": "regnety_032", "regnet_y_8gf": "regnety_080", "regnet_y_16gf": "regnety_160",
+    "regnet_y_32gf": "regnety_320", "vit_b_16": "vit_base_patch16_224",
+    "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
+    "vit_l_32": "vit_large_patch32_224", "swin_t": "swin_tiny_patch4_window7_224",
+    "swin_s": "swin_small_patch4_window7_224", "swin_b": "swin_base_patch4_window7_224",
+    "maxvit_t": "maxvit_tiny_tf_224", "convnext_tiny": "convnext_tiny",
+    "convnext_small": "convnext_small", "convnext_base": "convnext_base",
+    "convnext_large": "convnext_large"}
 
 
-def conv(inputs, outputs, kernel, stride=1):
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+class Then(nn.Module):
+    """Modules and functions in a row, as one unit."""
 
-
-class Block(nn.Module):
-    """A residual block: `layers` around which the input, projected where needed, is added."""
-
-    def __init__(self, kind, inputs, width, stride):
+    def __init__(self, *steps):
         super().__init__()
-        outputs = width if kind == "basic" else 4 * width
-        if kind == "basic":
-            convolutions = [conv(inputs, width, 3, stride), conv(width, width, 3)]
-        else:
-            convolutions = [conv(inputs, width, 1), conv(width, width, 3, stride), conv(width, outputs, 1)]
-        layers = []
-        for convolution in convolutions:
-            layers += [convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*layers[:-1])
-        self.shortcut = None
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
-        self.outputs = outputs
+        self.steps = steps
+        self.modules_of_it = nn.ModuleList(step for step in steps if isinstance(step, nn.Module))
 
     def forward(self, x):
-        y = self.layers(x)
-        y += x if self.shortcut is None else self.shortcut(x)
-        return F.relu_(y)
+        for step in self.steps:
+            x = step(x)
+        return x
 
 
-class Head(nn.Module):
-    def __init__(self, inputs, classes):
-        super().__init__()
-        self.fc = nn.Linear(inputs, classes)
-
-    def forward(self, x):
-        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
-
-
-def resnet(depth):
-    """The network as a list of units: stem, blocks, head."""
-    kind, counts = DESIGNS[depth]
-    units = [nn.Sequential(conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
-                           nn.MaxPool2d(3, 2, 1))]
-    inputs = 64
-    for stage, count in enumerate(counts):
-        for index in range(count):
-            stride = 2 if stage > 0 and index == 0 else 1
-            units.append(Block(kind, inputs, 64 << stage, stride))
-            inputs = units[-1].outputs
-    units.append(Head(inputs, 1000))
-    return nn.ModuleList(units).train()
+def vit_embedding(net):
+    def embed(images):
+        patches = net._process_input(images)
+        tokens = torch.cat([net.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return net.encoder.dropout(tokens + net.encoder.pos_embedding)
+    return embed
 
 
-def keep_convolutions(_context, operation, *_arguments, **_options):
-    is_kept = operation is torch.ops.aten.convolution.default
+def opened(layers):
+    """Stages, which are nn.Sequential itself, become their blocks."""
+    return [unit for layer in layers for unit in (layer if type(layer) is nn.Sequential else [layer])]
+
+
+def units_of(name):
+    """torchvision's network as remat cuts it into units; the last one is the head.
+
+    Returns the network, its units, and whether each is checkpointed per block.
+    """
+    import torchvision
+    net = torchvision.models.get_model(name, weights=None).train()
+    pool = [getattr(net, "avgpool", nn.Identity()), lambda x: torch.flatten(x, 1)]
+    if name.startswith("resnet"):
+        body = [Then(net.conv1, net.bn1, net.relu, net.maxpool)]
+        body += opened([net.layer1, net.layer2, net.layer3, net.layer4])
+        head = [*pool, net.fc]
+    elif name.startswith("mobilenet_v2"):
+        body, head = list(net.features), [lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), net.classifier]
+    elif name.startswith(("mobilenet", "efficientnet")):
+        body, head = opened(net.features), [*pool, net.classifier]
+    elif name.startswith("regnet"):
+        body = [net.stem] + [block for stage in net.trunk_output for block in stage]
+        head = [*pool, net.fc]
+    elif name.startswith("vit"):
+        body = [Then(vit_embedding(net)), *net.encoder.layers]
+        head = [net.encoder.ln, lambda x: net.heads(x[:, 0])]
+    elif name.startswith("swin"):
+        body = [net.features[0]] + opened(net.features[1:])
+        head = [net.norm, net.permute, net.avgpool, net.flatten, net.head]
+    elif name.startswith("maxvit"):
+        body, head = [net.stem] + [layer for block in net.blocks for layer in block.layers], [net.classifier]
+    else:
+        body, head = [net.features[0]], [net.avgpool, net.classifier]
+        for index in range(1, len(net.features)):
+            body += list(net.features[index]) if index % 2 == 1 else [net.features[index]]
+    # As remat: transformers' embeddings and merging layers and ConvNeXt's transitions are plain.
+    is_block = {"vit": nn.Module, "swin": torchvision.models.swin_transformer.SwinTransformerBlock,
+                "maxvit": torchvision.models.maxvit.MaxVitLayer,
+                "convnext": torchvision.models.convnext.CNBlock}.get(name.split("_")[0])
+    checkpointed = [is_block is None or isinstance(unit, is_block) for unit in body]
+    if name.startswith("vit"):
+        checkpointed[0] = False
+    return net, [*body, Then(*head)], [*checkpointed, False]
+
+
+PRODUCTS = {torch.ops.aten.convolution.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default,
+            torch.ops.aten.bmm.default}
+
+
+def keep_products(_context, operation, *_arguments, **_options):
+    is_kept = operation in PRODUCTS
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def keep_narrow_convolutions(_context, operation, *arguments, **_options):
-    """Of a bottleneck the 3x3 only: the set that remat's benchmark calls second convolution."""
-    is_kept = operation is torch.ops.aten.convolution.default and arguments[1].shape[-1] == 3
-    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def forward_plain(units, x):
+def forward_plain(units, _checkpointed, x):
     for unit in units:
         x = unit(x)
     return x
 
 
-def forward_per_block(units, x, **options):
-    for unit in units[:-1]:
-        x = checkpoint(unit, x, use_reentrant=False, **options)
-    return units[-1](x)
+def forward_per_block(units, checkpointed, x, **options):
+    for unit, is_checkpointed in zip(units, checkpointed):
+        x = checkpoint(unit, x, use_reentrant=False, **options) if is_checkpointed else unit(x)
+    return x
 
 
 def selective(policy):
     def context():
         return create_selective_checkpoint_contexts(policy)
-    return lambda units, x: forward_per_block(units, x, context_fn=context)
+    return lambda units, checkpointed, x: forward_per_block(units, checkpointed, x, context_fn=context)
 
 
 def sequential(segments):
-    return lambda units, x: checkpoint_sequential(list(units), segments, x, use_reentrant=False)
+    return lambda units, _, x: checkpoint_sequential(units, segments, x, use_reentrant=False)
 
 
 STRATEGIES = {
     "python plain": forward_plain,
     "python checkpoint per block": forward_per_block,
-    "python checkpoint_sequential, 4": sequential(4),
     "python checkpoint_sequential, 8": sequential(8),
-    "python selective, convolutions kept": selective(keep_convolutions),
-    "python selective, 3x3 convolutions kept": selective(keep_narrow_convolutions),
+    "python selective, convolutions and matmuls kept": selective(keep_products),
 }
 
 
@@ -145,48 +171,72 @@ def end_turn(options):
         print("done", flush=True)
 
 
-def measure_model(name, options, meter):
-    depth = int(name.removeprefix("resnet"))
-    torch.manual_seed(0)
-    net = resnet(depth)
-    torch.manual_seed(1)
-    images = torch.randn(options.batch, 3, options.size, options.size)
-    labels = torch.randint(1000, (options.batch,))
+def steps_of(name):
+    """Per strategy: the network, a forward, and the strategy that it is compared with."""
+    net, units, checkpointed = units_of(name)
+    steps = {strategy: (net, lambda x, forward=forward: forward(units, checkpointed, x), "python plain")
+             for strategy, forward in STRATEGIES.items()}
+    try:
+        import timm
+    except ImportError:
+        return steps
+    twin = timm.create_model(TIMM_TWINS[name], num_classes=1000).train()
 
-    def step(forward):
+    def run_twin(is_checkpointed):
+        def forward(x):
+            twin.set_grad_checkpointing(is_checkpointed)
+            return twin(x)
+        return forward
+    steps["timm plain"] = (twin, run_twin(False), "timm plain")
+    steps["timm set_grad_checkpointing"] = (twin, run_twin(True), "timm plain")
+    return steps
+
+
+def measure_model(model, options, meter):
+    name, _, batch = model.partition(":")
+    batch = int(batch or options.batch)
+    torch.manual_seed(0)
+    steps = steps_of(name)
+    torch.manual_seed(1)
+    images = torch.randn(batch, 3, options.size, options.size)
+    labels = torch.randint(1000, (batch,))
+
+    def step(net, forward):
         for parameter in net.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+        torch.manual_seed(2)  # dropout and stochastic depth alike in all strategies
         with meter:
             start, cpu_start = time.perf_counter(), time.process_time()
-            F.cross_entropy(forward(net, images), labels).backward()
+            F.cross_entropy(forward(images), labels).backward()
             return time.perf_counter() - start, time.process_time() - cpu_start, meter.peak_mib()
 
     wait_for_turn(options)
-    expected, equal, peaks = None, {}, {}
-    for strategy, forward in STRATEGIES.items():
-        _, _, peaks[strategy] = step(forward)
+    expected, equal, peaks = {}, {}, {}
+    for strategy, (net, forward, base) in steps.items():
+        _, _, peaks[strategy] = step(net, forward)
         found = [parameter.grad.clone() for parameter in net.parameters()]
-        expected = expected or found
-        equal[strategy] = all(torch.equal(a, b) for a, b in zip(found, expected))
+        reference = expected.setdefault(base, found)
+        equal[strategy] = all(torch.equal(a, b) for a, b in zip(found, reference))
+    expected.clear()
     end_turn(options)
 
-    seconds = {strategy: [] for strategy in STRATEGIES}
-    cpu_seconds = {strategy: [] for strategy in STRATEGIES}
+    seconds = {strategy: [] for strategy in steps}
+    cpu_seconds = {strategy: [] for strategy in steps}
     for _ in range(options.repeats):
         wait_for_turn(options)
-        for strategy, forward in STRATEGIES.items():
-            duration, cpu_duration, peaks[strategy] = step(forward)
+        for strategy, (net, forward, _) in steps.items():
+            duration, cpu_duration, peaks[strategy] = step(net, forward)
             seconds[strategy].append(duration)
             cpu_seconds[strategy].append(cpu_duration)
         end_turn(options)
 
     def ratio(times, strategy):
-        return statistics.median(a / b for a, b in zip(times[strategy], times["python plain"]))
-    return [{"model": name, "strategy": strategy, "peak_mib": peaks[strategy],
-             "saving": 1 - peaks[strategy] / peaks["python plain"],
+        return statistics.median(a / b for a, b in zip(times[strategy], times[steps[strategy][2]]))
+    return [{"model": model, "strategy": strategy, "peak_mib": peaks[strategy],
+             "saving": 1 - peaks[strategy] / peaks[base],
              "step_ms": 1e3 * statistics.median(seconds[strategy]),
              "time_ratio": ratio(seconds, strategy), "cpu_ratio": ratio(cpu_seconds, strategy),
-             "gradients_equal": equal[strategy]} for strategy in STRATEGIES]
+             "gradients_equal": equal[strategy]} for strategy, (_, _, base) in steps.items()]
 
 
 class Tiny(nn.Module):

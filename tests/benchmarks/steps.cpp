@@ -99,6 +99,7 @@ void step(Competitor& competitor, const torch::Tensor& images, const torch::Tens
     if (!parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
     parameter.mutable_grad().zero_();
   }
+  torch::manual_seed(2);  // dropout and stochastic depth alike in all strategies
   remat::reset_statistics();
   const remat::MemoryMeter meter;
 
@@ -125,17 +126,21 @@ void end_turn(const Settings& settings) {
   if (settings.waits_for_turns) std::cout << "done" << std::endl;
 }
 
-std::vector<StepResult> measure_model(const std::string& name, const Settings& settings) {
+/// @param model  a name, or "name:batch"
+std::vector<StepResult> measure_model(const std::string& model, const Settings& settings) {
+  const std::string name = model.substr(0, model.find(':'));
+  const std::int64_t batch =
+      name == model ? settings.batch : std::stol(model.substr(name.size() + 1));
   torch::manual_seed(1);
-  const auto images = torch::randn({settings.batch, 3, settings.image_size, settings.image_size});
-  const auto labels = torch::randint(1000, {settings.batch});
+  const auto images = torch::randn({batch, 3, settings.image_size, settings.image_size});
+  const auto labels = torch::randint(kClasses, {batch});
   std::vector<Competitor> competitors;
   const std::regex wanted(settings.strategies);
   for (Strategy& strategy : all_strategies()) {
     if (strategy.name != "plain" && !std::regex_search(strategy.name, wanted)) continue;
     torch::manual_seed(0);
-    auto model = strategy.create(name);
-    competitors.push_back({std::move(strategy), std::move(model), {}, {}, {}, {}, {}});
+    auto network = strategy.create(name);
+    competitors.push_back({std::move(strategy), std::move(network), {}, {}, {}, {}, {}});
   }
 
   // The first round checks, and lets each plan measure its units.
@@ -169,7 +174,7 @@ std::vector<StepResult> measure_model(const std::string& name, const Settings& s
   std::vector<StepResult> results;
   for (Competitor& competitor : competitors) {
     StepResult& result = competitor.result;
-    result.model = name;
+    result.model = model;
     result.strategy = competitor.strategy.name;
     result.saving = 1 - result.peak_mib / competitors[0].result.peak_mib;
     result.step_ms = 1e3 * median(competitor.seconds);

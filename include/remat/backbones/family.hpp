@@ -12,6 +12,7 @@
 
 #include "remat/backbones/backbone.hpp"
 #include "remat/backbones/chain_backbone.hpp"
+#include "remat/backbones/pretrained.hpp"
 #include "remat/detail/literal.hpp"
 #include "remat/detail/nearest_names.hpp"
 #include "remat/errors.hpp"
@@ -77,7 +78,9 @@ const typename Impl::Design& find_design(std::string_view name) {
 template <class Impl>
 std::shared_ptr<Impl> build_backbone(const typename Impl::Design& design,
                                      const BackboneOptions& options, CheckpointedChain chain) {
-  return std::make_shared<Impl>(design, options, std::move(chain));
+  const auto backbone = std::make_shared<Impl>(design, options, std::move(chain));
+  load_initial_weights(*backbone);
+  return backbone;
 }
 
 }  // namespace detail
