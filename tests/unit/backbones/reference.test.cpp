@@ -26,9 +26,11 @@ constexpr bool kHasGiants = true;
 #endif
 constexpr std::int64_t kGiant = 30'000'000;  // parameters
 
-double relative_difference(const std::vector<double>& value, const Json& expected) {
+/// @param least  what the difference is relative to at least; the first number of a probe is a norm
+double relative_difference(const std::vector<double>& value, const Json& expected,
+                           double least = 1e-12) {
   double worst = 0;
-  const double scale = std::max(std::abs(expected[0].get<double>()), 1e-12);
+  const double scale = std::max(std::abs(expected[0].get<double>()), least);
   for (std::size_t i = 0; i < value.size(); ++i)
     worst = std::max(worst, std::abs(value[i] - expected[i].get<double>()) / scale);
   return worst;
@@ -79,12 +81,18 @@ void check_training(const training::Step& step, const Json& expected) {
                             expected["input_grad"]) < reference::kTolerance);
   if (!expected.contains("grads")) return;
   REQUIRE(expected["grads"].size() == step.gradients.size());
+  // In front of a normalisation the gradient of a shift is zero, and rounding is all there is of
+  // it.
+  double largest = 0;
+  for (const auto& [key, value] : expected["grads"].items())
+    largest = std::max(largest, value[0].get<double>());
   double worst = 0;
   std::size_t index = 0;
   for (const auto& [key, value] : expected["grads"].items()) {
     const auto& [name, gradient] = step.gradients[index++];
     CHECK(name == key);
-    worst = std::max(worst, relative_difference(reference::probe(gradient, name), value));
+    worst = std::max(worst, relative_difference(reference::probe(gradient, name), value,
+                                                /*least=*/1e-6 * largest));
   }
   CHECK(worst < reference::kTolerance);
   for (const auto& [key, tensor] : step.buffers)
@@ -106,6 +114,15 @@ void check_numbers(remat::Backbone& model, const Json& expected) {
   CHECK(training::first_difference(plain, training::step(model, images, reference::loss)) == "");
 }
 
+/// In torchvision 0.14, which made the numbers; later versions call it a mistake and have 0.01, as
+/// we do.
+constexpr double kOldMaxVitMomentum = 0.99;
+
+void set_momentum(remat::Backbone& model, double momentum) {
+  for (const auto& module : model.modules())
+    if (auto* norm = module->as<torch::nn::BatchNorm2d>()) norm->options.momentum(momentum);
+}
+
 std::shared_ptr<remat::Backbone> build(const std::string& name) {
   return remat::create_classifier(name, 1000,
                                   {.dropout = 0, .attention_dropout = 0, .stochastic_depth = 0});
@@ -119,6 +136,7 @@ TEST_CASE("every network reproduces torchvision's keys, numbers and gradients, c
     CAPTURE(info.name);
     const Json expected = reference::load(info.name);
     const auto model = build(info.name);
+    if (info.name == "maxvit_t") set_momentum(*model, kOldMaxVitMomentum);
 
     check_keys(*model, info, expected);
     check_numbers(*model, expected);
