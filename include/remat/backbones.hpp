@@ -10,6 +10,7 @@
 #include "remat/backbones/mobilenet_v2.hpp"
 #include "remat/backbones/mobilenet_v3.hpp"
 #include "remat/backbones/position_embedding.hpp"
+#include "remat/backbones/pretrained.hpp"
 #include "remat/backbones/published.hpp"
 #include "remat/backbones/registry.hpp"
 #include "remat/backbones/regnet.hpp"

@@ -12,3 +12,4 @@
 #include "remat/policies.hpp"
 #include "remat/units.hpp"
 #include "remat/version.hpp"
+#include "remat/weights.hpp"

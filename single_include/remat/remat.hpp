@@ -10,8 +10,6 @@
 //   remat/libtorch/layers.hpp
 //   remat/nn/toggle.hpp
 //   remat/backbones/backbone.hpp
-//   remat/plan/plan.hpp
-//   remat/backbones/chain_backbone.hpp
 //   remat/engine/operator_facts.hpp
 //   remat/libtorch/dispatch.hpp
 //   remat/engine/operator_traits.hpp
@@ -35,22 +33,87 @@
 //   remat/engine/tensors_in.hpp
 //   remat/engine/region.hpp
 //   remat/checkpoint.hpp
+//   remat/detail/literal.hpp
+//   remat/plan/plan.hpp
 //   remat/policies/concepts.hpp
 //   remat/nn/concepts.hpp
-//   remat/nn/holder.hpp
-//   remat/nn/checkpointed.hpp
 //   remat/nn/chain_layer.hpp
 //   remat/nn/chain_units.hpp
+//   remat/nn/holder.hpp
+//   remat/nn/checkpointed.hpp
 //   remat/plan/simulate.hpp
 //   remat/plan/balance.hpp
 //   remat/nn/chain_plan.hpp
 //   remat/nn/chain_run.hpp
 //   remat/nn/chain.hpp
+//   remat/detail/nearest_names.hpp
+//   remat/nn/plain.hpp
+//   remat/backbones/chain_backbone.hpp
+//   remat/backbones/published.hpp
+//   remat/libtorch/dtypes.hpp
+//   remat/weights/byte_source.hpp
+//   remat/weights/load_report.hpp
+//   remat/weights/state_dict.hpp
+//   remat/weights/module_tensors.hpp
+//   remat/weights/load_comparison.hpp
+//   remat/weights/file_kind.hpp
+//   remat/weights/byte_cursor.hpp
+//   remat/weights/element_types.hpp
+//   remat/weights/pickle_globals.hpp
+//   remat/weights/pickle_values.hpp
+//   remat/weights/pickle_stack.hpp
+//   remat/weights/pickle.hpp
+//   remat/weights/extent.hpp
+//   remat/weights/pickled_tensor.hpp
+//   remat/weights/pickled_state_dict.hpp
+//   remat/weights/pickled_reader.hpp
+//   remat/weights/legacy_reader.hpp
+//   remat/weights/zip_directory.hpp
+//   remat/libtorch/archive.hpp
+//   remat/weights/zip_reader.hpp
+//   remat/weights/open.hpp
+//   remat/weights/load.hpp
+//   remat/backbones/pretrained.hpp
+//   remat/backbones/family.hpp
+//   remat/nn/blocks/activation.hpp
+//   remat/nn/blocks/stochastic_depth.hpp
+//   remat/nn/blocks/convnext_block.hpp
+//   remat/nn/blocks/layer_norm_2d.hpp
+//   remat/nn/blocks/trunc_normal.hpp
 //   remat/policies/segments.hpp
 //   remat/policies/sequential.hpp
 //   remat/nn/sequential.hpp
+//   remat/policies/each_stage.hpp
+//   remat/policies/staged_hybrid.hpp
+//   remat/backbones/convnext.hpp
+//   remat/nn/blocks/conv_norm_act.hpp
+//   remat/nn/blocks/fan_out_init.hpp
+//   remat/nn/blocks/rounded_width.hpp
+//   remat/nn/blocks/squeeze_excitation.hpp
+//   remat/nn/blocks/mb_conv.hpp
+//   remat/backbones/efficientnet.hpp
+//   remat/nn/blocks/map_partition.hpp
+//   remat/nn/blocks/relative_position.hpp
+//   remat/nn/blocks/partition_attention.hpp
+//   remat/nn/blocks/maxvit_layer.hpp
+//   remat/policies/each_unit.hpp
+//   remat/policies/transformer_layers.hpp
+//   remat/backbones/maxvit.hpp
+//   remat/backbones/mobilenet_v2.hpp
+//   remat/backbones/mobilenet_v3.hpp
+//   remat/backbones/position_embedding.hpp
+//   remat/backbones/regnet.hpp
 //   remat/backbones/resnet.hpp
-//   remat/detail/nearest_names.hpp
+//   remat/nn/blocks/patch_merging.hpp
+//   remat/nn/blocks/mlp.hpp
+//   remat/nn/blocks/window_attention.hpp
+//   remat/nn/blocks/swin_block.hpp
+//   remat/backbones/swin.hpp
+//   remat/libtorch/version.hpp
+//   remat/libtorch/attention.hpp
+//   remat/nn/blocks/self_attention.hpp
+//   remat/nn/blocks/encoder_layer.hpp
+//   remat/backbones/vision_transformer.hpp
 //   remat/backbones/registry.hpp
 //   remat/backbones.hpp
 //   remat/plan/graph.hpp
@@ -58,26 +121,26 @@
 //   remat/explain.hpp
 //   remat/libtorch/allocator.hpp
 //   remat/memory/meter.hpp
-//   remat/libtorch/version.hpp
 //   remat/libtorch/device_memory.hpp
 //   remat/memory/stats.hpp
 //   remat/memory.hpp
 //   remat/nn/checkpoint_sequential.hpp
-//   remat/nn/plain.hpp
 //   remat/nn.hpp
 //   remat/plan.hpp
-//   remat/policies/each_stage.hpp
-//   remat/policies/each_unit.hpp
 //   remat/policies/every_nth.hpp
 //   remat/policies/keep_all.hpp
 //   remat/policies/square_root.hpp
 //   remat/policies.hpp
 //   remat/version.hpp
+//   remat/weights/new_file.hpp
+//   remat/weights.hpp
 //   remat/remat.hpp
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -198,6 +261,13 @@ class REMAT_VISIBLE ArgumentError : public detail::CodedError<std::invalid_argum
 
 /// Reports, in backward, that something which the recompute needs is no longer what it was.
 class REMAT_VISIBLE RecomputeError : public detail::CodedError<std::runtime_error> {
+ public:
+  using CodedError::CodedError;
+};
+
+/// Reports a weight file that cannot be read, or that does not fit the module: then nothing was
+/// changed.
+class REMAT_VISIBLE WeightsError : public detail::CodedError<std::runtime_error> {
  public:
   using CodedError::CodedError;
 };
@@ -409,13 +479,39 @@ inline bool has_trainable_parameter(const torch::nn::Module& module) {
 
 }  // namespace remat
 
+#include <ATen/TensorIndexing.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/hardsigmoid.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/relu6.h>
+#include <ATen/ops/roll.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/upsample_bicubic2d.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/enum.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <atomic>
 
@@ -561,12 +657,19 @@ bool is_gradient_checkpointing_enabled(const torch::nn::ModuleHolder<Impl>& modu
 namespace remat {
 
 /// Says what to build; meant for designated initialisers: `{.feature_dim = 128, .in_channels = 1}`.
+///
+/// A rate that is not set is torchvision's for the model.
 struct BackboneOptions {
-  bool pretrained =
-      false;  ///< load published weights; not available in this version: true is an error
+  bool pretrained = false;  ///< load the published weights from torchvision's cache
+  std::string weights{};    ///< load this file; empty: initialise as torchvision does
   std::int64_t feature_dim =
       0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
   std::int64_t in_channels = 3;  ///< channels of the images
+  std::int64_t image_size =
+      0;  ///< height and width that layers are made for, where any are; 0: torchvision's
+  std::optional<double> dropout{};            ///< rate in front of the head, or in a transformer
+  std::optional<double> attention_dropout{};  ///< rate on attention weights
+  std::optional<double> stochastic_depth{};   ///< rate of the last residual block
   std::int64_t num_classes =
       0;  ///< 0: no head; else torchvision's own head, under torchvision's name
 };
@@ -584,6 +687,7 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   /// @throws ArgumentError  if `images_nchw` has not this shape
   torch::Tensor forward(const torch::Tensor& images_nchw) {
     check_images(images_nchw);
+    check_image_size(images_nchw.size(2), images_nchw.size(3));
     torch::Tensor features = pool(forward_features(images_nchw));  // (N, raw_feature_dim)
     if (!projection_.is_empty()) return projection_->forward(features);
     return options_.num_classes == 0 ? features : forward_head(std::move(features));
@@ -603,8 +707,35 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   /// Returns what this was built from.
   const BackboneOptions& options() const { return options_; }
 
-  /// Returns how many segments are in effect, plain ones included; 0 while checkpointing is off.
+  /// Returns how many segments are in effect, with those that need not be recomputed, without the
+  /// modules that are exempt; 0 while checkpointing is off.
   virtual std::int64_t segments() const = 0;
+
+  /// Returns the key of the convolution that sees the images.
+  virtual std::string first_convolution() const = 0;
+  /// Returns what the keys of the layers that know the number of classes begin with.
+  virtual std::string head() const = 0;
+
+  /// Makes a stored tensor fit a parameter of another shape: the first convolution for another
+  /// number of channels; a family may know more.
+  ///
+  /// Weights for one channel are the sum over the stored channels; for more, the stored channels
+  /// are repeated and scaled so that a constant image gives what it gave before.
+  ///
+  /// @return  a tensor of that shape; undefined if there is no way
+  /// @par Source  timm's `adapt_input_conv`
+  virtual torch::Tensor fit_weight(const std::string& key, const torch::Tensor& stored,
+                                   at::IntArrayRef shape) const {
+    const bool is_foldable = key == first_convolution() && stored.dim() == 4 && shape.size() == 4 &&
+                             stored.size(0) == shape[0] && stored.size(1) > 0 && shape[1] > 0 &&
+                             stored.size(2) == shape[2] && stored.size(3) == shape[3];
+    if (!is_foldable) return {};
+    const torch::Tensor weight = stored.to(torch::kFloat32);
+    if (shape[1] == 1) return weight.sum(1, /*keepdim=*/true);
+    const std::int64_t repeats = (shape[1] + stored.size(1) - 1) / stored.size(1);
+    return weight.repeat({1, repeats, 1, 1}).slice(1, 0, shape[1]) *
+           (static_cast<double>(stored.size(1)) / static_cast<double>(shape[1]));
+  }
 
   /// Copies the whole backbone: weights, buffers, modes, frozen parameters, checkpointing; nothing
   /// is shared.
@@ -631,6 +762,23 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   /// Applies torchvision's head to pooled features; called only if there is one.
   virtual torch::Tensor forward_head(torch::Tensor pooled) = 0;
 
+  /// Refuses images of a size that the network cannot take; any size is fine by default.
+  ///
+  /// @throws ArgumentError  with the sizes that would do
+  virtual void check_image_size(std::int64_t height, std::int64_t width) const {
+    static_cast<void>(height), static_cast<void>(width);
+  }
+
+  /// Refuses an option that this family has no use for; unset and 0 are fine.
+  void refuse_option(const char* option, const std::optional<double>& value) const {
+    require(value.value_or(0) == 0, [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + number_text(*value) + ", and this network has none")
+          .cure("Leave it unset");
+    });
+  }
+
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.
   void register_projection() {
     if (options_.feature_dim == 0) return;
@@ -640,18 +788,19 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
 
  private:
   void check_options() const {
-    require(!options_.pretrained, [&] {
-      return ErrorMessage("remat.backbone.pretrained")
+    require(!options_.pretrained || options_.weights.empty(), [&] {
+      return ErrorMessage("remat.backbone.options")
           .where(name())
-          .what(
-              "pretrained = true was given, and this version of remat cannot read weight files yet")
-          .cure(
-              "Build it with pretrained = false, and load the weights with your own code: the "
-              "names are torchvision's");
+          .what("pretrained = true and weights = \"" + options_.weights +
+                "\" were both given, and at most one is expected");
     });
     check_not_negative("feature_dim", options_.feature_dim, 0);
     check_not_negative("num_classes", options_.num_classes, 0);
     check_not_negative("in_channels", options_.in_channels, 1);
+    check_not_negative("image_size", options_.image_size, 0);
+    check_rate("dropout", options_.dropout);
+    check_rate("attention_dropout", options_.attention_dropout);
+    check_rate("stochastic_depth", options_.stochastic_depth);
     require(options_.feature_dim == 0 || options_.num_classes == 0, [&] {
       return ErrorMessage("remat.backbone.options")
           .where(name())
@@ -670,6 +819,21 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
           .what(std::string(option) + " is " + std::to_string(value) + ", at least " +
                 std::to_string(least) + " was expected");
     });
+  }
+
+  void check_rate(const char* option, const std::optional<double>& rate) const {
+    require(!rate || (*rate >= 0 && *rate <= 1), [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + number_text(*rate) +
+                ", a rate between 0 and 1 was expected");
+    });
+  }
+
+  static std::string number_text(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
   }
 
   void check_images(const torch::Tensor& images_nchw) const {
@@ -729,210 +893,11 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
 }  // namespace remat
 
 #include <algorithm>
-#include <initializer_list>
+#include <map>
 #include <ostream>
-#include <span>
 #include <vector>
 
-namespace remat {
-
-/// A run of units, `[first, last)`, that is recomputed as one, or kept.
-struct Segment {
-  std::size_t first = 0;
-  std::size_t last = 0;
-  bool is_checkpointed = true;
-
-  std::size_t unit_count() const { return last - first; }
-  friend bool operator==(const Segment&, const Segment&) = default;
-};
-
-/// Says how the units of a chain are grouped into segments, and which of them are checkpointed.
-///
-/// A value: it prints, for example as `[0,1) checkpoint | [1,8) plain`, and compares. The segments
-/// follow each other without a gap, from unit 0 on, and none is empty; a plan for no units has
-/// none.
-class Plan {
- public:
-  Plan() = default;
-
-  /// @throws ArgumentError  if a segment is empty or does not begin where the one before it ends
-  explicit Plan(std::vector<Segment> segments) : segments_(std::move(segments)) {
-    std::size_t expected = 0;
-    for (std::size_t index = 0; index < segments_.size(); ++index) {
-      const Segment& segment = segments_[index];
-      require(segment.first == expected && segment.last > segment.first, [&] {
-        return ErrorMessage("remat.plan.segments")
-            .where("remat::Plan")
-            .what("segment " + std::to_string(index) + " is " + range(segment) +
-                  " where one that begins at unit " + std::to_string(expected) +
-                  " and has at least one unit was expected")
-            .cure("Give segments that follow each other without a gap, the first from unit 0");
-      });
-      expected = segment.last;
-    }
-  }
-
-  /// Makes a plan of checkpointed segments with these numbers of units.
-  static Plan from_sizes(std::span<const std::size_t> sizes) {
-    std::vector<Segment> segments;
-    std::size_t first = 0;
-    for (const std::size_t size : sizes) {
-      segments.push_back({first, first + size, true});
-      first += size;
-    }
-    return Plan(std::move(segments));
-  }
-  static Plan from_sizes(std::initializer_list<std::size_t> sizes) {
-    return from_sizes(std::span(sizes.begin(), sizes.size()));
-  }
-
-  /// Makes a plan of `segment_count` checkpointed segments, as equal in number of units as can be.
-  ///
-  /// More segments than units means one segment per unit.
-  static Plan from_count(std::size_t unit_count, std::size_t segment_count) {
-    segment_count = std::min(segment_count, unit_count);
-    std::vector<std::size_t> sizes;
-    for (std::size_t index = 0; index < segment_count; ++index)
-      sizes.push_back(unit_count / segment_count + (index < unit_count % segment_count ? 1 : 0));
-    return from_sizes(sizes);
-  }
-
-  /// Makes a plan that checkpoints nothing: one plain segment.
-  static Plan keep_all(std::size_t unit_count) {
-    return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
-  }
-
-  const std::vector<Segment>& segments() const { return segments_; }
-  std::size_t segment_count() const { return segments_.size(); }
-  std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
-  std::size_t checkpointed_count() const {
-    return static_cast<std::size_t>(std::ranges::count_if(segments_, &Segment::is_checkpointed));
-  }
-
-  /// Returns this plan with the given units plain; a segment around such a unit is split there.
-  Plan with_plain_units(std::span<const std::size_t> units) const {
-    std::vector<Segment> segments;
-    for (const Segment& segment : segments_) {
-      std::size_t begin = segment.first;
-      for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
-        if (!segment.is_checkpointed || std::ranges::find(units, unit) == units.end()) continue;
-        if (unit > begin) segments.push_back({begin, unit, true});
-        segments.push_back({unit, unit + 1, false});
-        begin = unit + 1;
-      }
-      if (begin < segment.last) segments.push_back({begin, segment.last, segment.is_checkpointed});
-    }
-    return Plan(std::move(segments));
-  }
-
-  /// Returns this plan with its last segment plain.
-  Plan with_last_plain() const {
-    Plan plan = *this;
-    if (!plan.segments_.empty()) plan.segments_.back().is_checkpointed = false;
-    return plan;
-  }
-
-  friend bool operator==(const Plan&, const Plan&) = default;
-
-  /// Writes the plan as `[0,1) checkpoint | [1,8) plain`.
-  friend std::string to_string(const Plan& plan) {
-    std::string text;
-    for (const Segment& segment : plan.segments_)
-      text += (text.empty() ? "" : " | ") + range(segment) +
-              (segment.is_checkpointed ? " checkpoint" : " plain");
-    return text.empty() ? "no units" : text;
-  }
-  friend std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
-    return stream << to_string(plan);
-  }
-
- private:
-  static std::string range(const Segment& segment) {
-    return "[" + std::to_string(segment.first) + "," + std::to_string(segment.last) + ")";
-  }
-
-  std::vector<Segment> segments_;
-};
-
-}  // namespace remat
-
-namespace remat {
-
-/// A backbone whose features come out of one chain of units.
-///
-/// The chain holds the units but is no registered child: the units are registered by the backbone
-/// under torchvision's names, and a second registration would give each weight a second name.
-///
-/// @tparam Policy  how the chain is checkpointed, for example `Checkpointed<Sequential,
-/// Segments<4>>`
-template <class Policy>
-class ChainBackbone : public Backbone {
- public:
-  /// Runs the chain, segment by segment if checkpointing is on.
-  torch::Tensor forward_features(const torch::Tensor& images_nchw) override {
-    return chain_->forward(images_nchw);
-  }
-
-  /// Switches checkpointing on with the policy's own rule.
-  void enable_gradient_checkpointing() override { chain_->enable_gradient_checkpointing(); }
-  /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
-  ///
-  /// @throws ArgumentError  if `segment_count` is below 1
-  void enable_gradient_checkpointing(std::int64_t segment_count) override {
-    chain_->enable_gradient_checkpointing(segment_count);
-  }
-  void disable_gradient_checkpointing() override { chain_->disable_gradient_checkpointing(); }
-  bool is_gradient_checkpointing_enabled() const override {
-    return chain_->is_gradient_checkpointing_enabled();
-  }
-
-  std::int64_t segments() const override {
-    return is_gradient_checkpointing_enabled() ? static_cast<std::int64_t>(plan().segment_count())
-                                               : 0;
-  }
-
-  /// Returns the plan of the next forward pass.
-  Plan plan() const { return chain_->plan(); }
-
-  /// Returns the chain: its units, and what they were measured to cost.
-  const Policy& chain() const { return chain_; }
-
-  bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
-
-  void train(bool on = true) override {
-    Backbone::train(on);
-    chain_->train(on);
-  }
-
- protected:
-  ChainBackbone(std::string name, std::int64_t raw_feature_dim, const BackboneOptions& options)
-      : Backbone(std::move(name), raw_feature_dim, options) {
-    chain_->disable_gradient_checkpointing();
-  }
-
-  /// Appends a unit, a module that is registered elsewhere in this backbone.
-  ///
-  /// @param name  for messages and plans; without dots, which LibTorch refuses
-  template <class Unit>
-  void append_unit(std::string name, const Unit& unit) {
-    chain_->push_back(std::move(name), unit);
-  }
-
- private:
-  void copy_checkpointing_from(const Backbone& other) override {
-    chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
-  }
-
-  Policy chain_;
-};
-
-}  // namespace remat
-
-#include <functional>
-
-#include <array>
-
-#include <concepts>
+#include <initializer_list>
 
 /// Facts about LibTorch's operations that their schemas do not state, in one place.
 ///
@@ -1081,7 +1046,6 @@ bool register_recorder() {
 #include <ATen/core/jit_type.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <map>
 #include <mutex>
 #include <set>
 
@@ -1476,8 +1440,6 @@ inline std::uint64_t digest_of(const c10::Storage& storage, const Geometry& geom
 
 #include <c10/util/SmallVector.h>
 
-#include <optional>
-
 namespace remat::detail {
 
 /// An operation that is about to run: its arguments on the stack, and what the recorder has to know
@@ -1747,8 +1709,8 @@ class ThreadCountGuard {
 
 }  // namespace remat::detail
 
+#include <array>
 #include <compare>
-#include <cstdio>
 
 namespace remat {
 
@@ -1833,8 +1795,7 @@ struct UnitCost {
 
   friend bool operator==(const UnitCost&, const UnitCost&) = default;
   friend std::ostream& operator<<(std::ostream& stream, const UnitCost& cost) {
-    return stream << "saved " << cost.saved << ", output " << cost.output
-                  << ", kept " << cost.kept;
+    return stream << "saved " << cost.saved << ", output " << cost.output << ", kept " << cost.kept;
   }
 };
 
@@ -1845,6 +1806,8 @@ struct Chain {
       unit_costs;  ///< one per unit; empty before the first forward has measured them
   std::vector<std::size_t>
       stage_sizes;  ///< units per stage, their sum is `unit_count`; empty: one stage
+  std::vector<std::size_t>
+      lone_units{};  ///< units that are layers by themselves, and not blocks of a nested chain
 
   /// Returns a chain of which only the number of units is known.
   static Chain of(std::size_t unit_count) { return {unit_count, {}, {}}; }
@@ -1930,6 +1893,8 @@ struct attention {
 };
 
 }  // namespace remat::keep
+
+#include <functional>
 
 namespace remat::detail {
 
@@ -3455,6 +3420,8 @@ class PlainScope {
 
 }  // namespace remat::detail
 
+#include <concepts>
+
 namespace remat {
 
 /// Runs `fn(inputs...)` and drops the tensors that autograd would save; backward recomputes the
@@ -3502,22 +3469,153 @@ decltype(auto) call_plain(Function&& fn, Inputs&&... inputs) {
 
 }  // namespace remat
 
+namespace remat::detail {
+
+/// Holds a string literal, so that it can be a template argument.
+template <std::size_t size>
+struct Literal {
+  char text[size]{};
+  constexpr Literal(const char (&words)[size]) {  // NOLINT(*-explicit-*): a literal is to convert
+    for (std::size_t index = 0; index < size; ++index) text[index] = words[index];
+  }
+  constexpr std::string_view view() const { return {text, size - 1}; }
+};
+
+}  // namespace remat::detail
+
+#include <span>
+
+namespace remat {
+
+/// A run of units, `[first, last)`, that is recomputed as one, or kept.
+struct Segment {
+  std::size_t first = 0;
+  std::size_t last = 0;
+  bool is_checkpointed = true;
+
+  std::size_t unit_count() const { return last - first; }
+  friend bool operator==(const Segment&, const Segment&) = default;
+};
+
+/// Says how the units of a chain are grouped into segments, and which of them are checkpointed.
+///
+/// A value: it prints, for example as `[0,1) checkpoint | [1,8) plain`, and compares. The segments
+/// follow each other without a gap, from unit 0 on, and none is empty; a plan for no units has
+/// none.
+class Plan {
+ public:
+  Plan() = default;
+
+  /// @throws ArgumentError  if a segment is empty or does not begin where the one before it ends
+  explicit Plan(std::vector<Segment> segments) : segments_(std::move(segments)) {
+    std::size_t expected = 0;
+    for (std::size_t index = 0; index < segments_.size(); ++index) {
+      const Segment& segment = segments_[index];
+      require(segment.first == expected && segment.last > segment.first, [&] {
+        return ErrorMessage("remat.plan.segments")
+            .where("remat::Plan")
+            .what("segment " + std::to_string(index) + " is " + range(segment) +
+                  " where one that begins at unit " + std::to_string(expected) +
+                  " and has at least one unit was expected")
+            .cure("Give segments that follow each other without a gap, the first from unit 0");
+      });
+      expected = segment.last;
+    }
+  }
+
+  /// Makes a plan of checkpointed segments with these numbers of units.
+  static Plan from_sizes(std::span<const std::size_t> sizes) {
+    std::vector<Segment> segments;
+    std::size_t first = 0;
+    for (const std::size_t size : sizes) {
+      segments.push_back({first, first + size, true});
+      first += size;
+    }
+    return Plan(std::move(segments));
+  }
+  static Plan from_sizes(std::initializer_list<std::size_t> sizes) {
+    return from_sizes(std::span(sizes.begin(), sizes.size()));
+  }
+
+  /// Makes a plan of `segment_count` checkpointed segments, as equal in number of units as can be.
+  ///
+  /// More segments than units means one segment per unit.
+  static Plan from_count(std::size_t unit_count, std::size_t segment_count) {
+    segment_count = std::min(segment_count, unit_count);
+    std::vector<std::size_t> sizes;
+    for (std::size_t index = 0; index < segment_count; ++index)
+      sizes.push_back(unit_count / segment_count + (index < unit_count % segment_count ? 1 : 0));
+    return from_sizes(sizes);
+  }
+
+  /// Makes a plan that checkpoints nothing: one plain segment.
+  static Plan keep_all(std::size_t unit_count) {
+    return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
+  }
+
+  const std::vector<Segment>& segments() const& { return segments_; }
+  /// By value, so that a loop over the segments of a temporary plan is right.
+  std::vector<Segment> segments() && { return std::move(segments_); }
+  std::size_t segment_count() const { return segments_.size(); }
+  std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
+  std::size_t checkpointed_count() const {
+    return static_cast<std::size_t>(std::ranges::count_if(segments_, &Segment::is_checkpointed));
+  }
+
+  /// Returns this plan with the given units plain; a segment around such a unit is split there.
+  Plan with_plain_units(std::span<const std::size_t> units) const {
+    std::vector<Segment> segments;
+    for (const Segment& segment : segments_) {
+      std::size_t begin = segment.first;
+      for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
+        if (!segment.is_checkpointed || std::ranges::find(units, unit) == units.end()) continue;
+        if (unit > begin) segments.push_back({begin, unit, true});
+        segments.push_back({unit, unit + 1, false});
+        begin = unit + 1;
+      }
+      if (begin < segment.last) segments.push_back({begin, segment.last, segment.is_checkpointed});
+    }
+    return Plan(std::move(segments));
+  }
+
+  /// Returns this plan with its last segment plain.
+  Plan with_last_plain() const {
+    Plan plan = *this;
+    if (!plan.segments_.empty()) plan.segments_.back().is_checkpointed = false;
+    return plan;
+  }
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+
+  /// Writes the plan as `[0,1) checkpoint | [1,8) plain`.
+  friend std::string to_string(const Plan& plan) {
+    std::string text;
+    for (const Segment& segment : plan.segments_)
+      text += (text.empty() ? "" : " | ") + range(segment) +
+              (segment.is_checkpointed ? " checkpoint" : " plain");
+    return text.empty() ? "no units" : text;
+  }
+  friend std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
+    return stream << to_string(plan);
+  }
+
+ private:
+  static std::string range(const Segment& segment) {
+    return "[" + std::to_string(segment.first) + "," + std::to_string(segment.last) + ")";
+  }
+
+  std::vector<Segment> segments_;
+};
+
+}  // namespace remat
+
 namespace remat {
 
 namespace detail {
 
-/// Holds a string literal, so that it can be a template argument.
-template <std::size_t size>
-struct Sentence {
-  char text[size]{};
-  constexpr Sentence(const char (&words)[size]) {  // NOLINT(*-explicit-*): a literal is to convert
-    for (std::size_t index = 0; index < size; ++index) text[index] = words[index];
-  }
-};
-
 /// Carries its reason into the compiler's message: where the condition is false, GCC and Clang
 /// print the arguments, and so the sentence, word for word.
-template <bool condition, Sentence sentence>
+template <bool condition, Literal sentence>
 concept Holds = condition;
 
 template <class Candidate>
@@ -3528,6 +3626,11 @@ template <class Candidate>
 inline constexpr bool maps_plan_to_plan =
     requires(const Candidate& pattern, const Plan& plan, const Chain& chain) {
       { pattern(plan, chain) } -> std::same_as<Plan>;
+    };
+template <class Candidate>
+inline constexpr bool shares_out_segments =
+    requires(const Candidate& pattern, const Chain& chain, std::size_t segment_count) {
+      { pattern.segments(chain, segment_count) } -> std::same_as<Plan>;
     };
 template <class Candidate>
 inline constexpr bool names_default_rule = requires { typename Candidate::DefaultRule; };
@@ -3553,7 +3656,11 @@ concept Rule =
 ///
 /// The smallest pattern has a `DefaultRule` and a member
 /// `remat::Plan operator()(const remat::Plan&, const remat::Chain&) const`, which returns the plan
-/// to use.
+/// to use. Before the units are measured `Chain::unit_costs` is empty, and what the pattern leaves
+/// plain then is never measured. A member
+/// `remat::Plan segments(const remat::Chain&, std::size_t segment_count) const`, if there is one,
+/// makes the segments of `enable_gradient_checkpointing(segment_count)`; without it they are
+/// balanced over the whole chain.
 template <class Candidate>
 concept Pattern =
     detail::Holds<std::default_initializable<Candidate>, "a pattern needs a default constructor"> &&
@@ -3668,6 +3775,276 @@ concept CheckpointableModule =
         "a module to checkpoint needs a forward that is public, not a template and not overloaded">;
 
 }  // namespace remat
+
+namespace remat {
+
+/// Says that `module` is to run outside of any checkpoint; see `plain`.
+template <class Module>
+struct PlainModule {
+  Module module;
+};
+
+/// Exempts a module from checkpointing, while a chain is built: `net(conv, remat::plain(norm),
+/// head)`.
+///
+/// What it saves stays, and its name in the chain does not change.
+template <class Module>
+PlainModule<std::remove_cvref_t<Module>> plain(Module&& module) {
+  return {std::forward<Module>(module)};
+}
+
+namespace detail {
+
+template <class Type>
+inline constexpr bool is_plain_module = false;
+template <class Module>
+inline constexpr bool is_plain_module<PlainModule<Module>> = true;
+
+/// The exact class: what derives from it has a forward of its own and is a unit.
+template <class Type>
+concept NestedSequential = std::same_as<UnitImpl<Type>, torch::nn::SequentialImpl>;
+
+template <class Type>
+struct Unmarked {
+  using type = Type;
+};
+template <class Module>
+struct Unmarked<PlainModule<Module>> {
+  using type = Module;
+};
+/// The module class of a layer, without marks and holders.
+template <class Source>
+using LayerImpl = UnitImpl<typename Unmarked<std::remove_cvref_t<Source>>::type>;
+
+/// Needs no further look: LibTorch's erased module has had it, its Sequential is opened.
+template <class Source>
+inline constexpr bool is_checked_layer =
+    std::same_as<LayerImpl<Source>, torch::nn::AnyModule> || NestedSequential<LayerImpl<Source>>;
+
+template <class Source>
+inline constexpr bool derives_from_module = std::derived_from<LayerImpl<Source>, torch::nn::Module>;
+
+}  // namespace detail
+
+/// What can be a layer of a chain: a module, its holder or shared_ptr, an AnyModule, or a nested
+/// chain; each may be marked with `plain`.
+template <class Candidate>
+concept ChainLayerSource =
+    detail::Holds<detail::is_checked_layer<Candidate> || detail::derives_from_module<Candidate>,
+                  "a unit of a chain needs to derive from torch::nn::Module"> &&
+    detail::Holds<
+        detail::is_checked_layer<Candidate> ||
+            detail::has_one_forward<detail::LayerImpl<Candidate>>,
+        "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
+    detail::Holds<detail::is_checked_layer<Candidate> ||
+                      detail::has_storable_forward<detail::LayerImpl<Candidate>>(),
+                  "a unit of a chain needs a forward that is not const, returns something and "
+                  "takes no reference to write through">;
+
+/// One layer of a chain: a unit, or a nested chain of which the children are units.
+class ChainLayer {
+ public:
+  template <ChainLayerSource Source>
+    requires(!std::same_as<std::remove_cvref_t<Source>, ChainLayer>)
+  explicit ChainLayer(Source&& source) {
+    assign(std::forward<Source>(source));
+  }
+
+  /// Returns the module, whose dynamic type is that of the layer.
+  const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
+  torch::nn::Module* operator->() const { return module_.get(); }
+  torch::nn::Module& operator*() const { return *module_; }
+
+  /// Whether the layer was marked with `remat::plain`.
+  bool is_plain() const { return is_plain_; }
+  /// The layer if it is a nested `torch::nn::Sequential`, else null.
+  const std::shared_ptr<torch::nn::SequentialImpl>& sequential() const { return sequential_; }
+  /// The layer as LibTorch's erased module; empty for a nested `torch::nn::Sequential`, which
+  /// AnyModule does not take.
+  torch::nn::AnyModule& unit() const { return unit_; }
+
+  /// Returns a deep copy; names inside a nested chain stay, also where LibTorch 1.13 would number
+  /// them anew.
+  ChainLayer clone(const OptionalDevice& device) const {
+    ChainLayer copy = *this;
+    if (sequential_ == nullptr) {
+      copy.unit_ = unit_.clone(device);
+      copy.module_ = copy.unit_.ptr();
+      return copy;
+    }
+    copy.sequential_ = std::make_shared<torch::nn::SequentialImpl>();
+    copy.sequential_->train(
+        sequential_->is_training());  // before the children, which have their own mode
+    auto child = sequential_->begin();
+    for (const auto& named : sequential_->named_children())
+      copy.sequential_->push_back(named.key(), (child++)->clone(device));
+    copy.module_ = copy.sequential_;
+    return copy;
+  }
+
+ private:
+  template <class Source>
+  void assign(Source&& source) {
+    using Type = std::remove_cvref_t<Source>;
+    if constexpr (detail::is_plain_module<Type>) {
+      assign(std::forward<Source>(source).module);
+      is_plain_ = true;
+    } else if constexpr (detail::NestedSequential<Source>) {
+      sequential_ = pointer(std::forward<Source>(source));
+      module_ = sequential_;
+    } else if constexpr (std::same_as<Type, torch::nn::AnyModule>) {
+      require_module(!source.is_empty());
+      unit_ = std::forward<Source>(source);
+      module_ = unit_.ptr();
+    } else {
+      unit_ = torch::nn::AnyModule(pointer(std::forward<Source>(source)));
+      module_ = unit_.ptr();
+    }
+  }
+
+  /// Takes the pointer out of a holder; a module by value moves into one.
+  template <class Source>
+  static std::shared_ptr<detail::UnitImpl<Source>> pointer(Source&& source) {
+    using Impl = detail::UnitImpl<Source>;
+    std::shared_ptr<Impl> module;
+    if constexpr (std::derived_from<std::remove_cvref_t<Source>, torch::nn::Module>) {
+      module = std::make_shared<Impl>(std::forward<Source>(source));
+    } else if constexpr (std::constructible_from<std::shared_ptr<Impl>, Source>) {
+      module = std::forward<Source>(source);
+    } else {
+      if (!source.is_empty()) module = source.ptr();
+    }
+    require_module(module != nullptr);
+    return module;
+  }
+
+  static void require_module(bool is_given) {
+    require(is_given, [] {
+      return ErrorMessage("remat.chain.layer")
+          .where("remat::Checkpointed<Sequential>")
+          .what("an empty holder or null pointer was given where a module was expected")
+          .cause("The holder was made with nullptr and never filled")
+          .cure("Construct the module first");
+    });
+  }
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::shared_ptr<torch::nn::SequentialImpl> sequential_;
+  mutable torch::nn::AnyModule unit_;  // its forward is not const although it changes nothing here
+  bool is_plain_ = false;
+};
+
+/// A layer with its name in the chain: `{"conv1", torch::nn::Conv2d(3, 8, 3)}`.
+class NamedLayer {
+ public:
+  // Not constrained: inside braces a constraint would fail without a word.
+  template <class Source>
+  NamedLayer(std::string name, Source&& source)  // NOLINT(*-explicit-*): `{name, module}` converts
+      : name_(std::move(name)), layer_(std::forward<Source>(source)) {}
+  // NOLINTNEXTLINE(*-explicit-*): LibTorch's own pair is as good
+  NamedLayer(const torch::nn::NamedAnyModule& named)
+      : name_(named.name()), layer_(named.module()) {}
+
+  const std::string& name() const { return name_; }
+  const ChainLayer& layer() const { return layer_; }
+
+ private:
+  std::string name_;
+  ChainLayer layer_;
+};
+
+}  // namespace remat
+
+namespace remat::detail {
+
+/// A unit of a chain whose nested chains are opened.
+struct ChainUnit {
+  torch::nn::AnyModule* module;
+  const torch::nn::Module* identity;
+  bool is_plain;
+
+  friend bool operator==(const ChainUnit& left, const ChainUnit& right) {
+    return left.identity == right.identity && left.is_plain == right.is_plain;
+  }
+};
+
+/// A layer of a chain, counted: a nested chain is a stage of units, anything else a unit alone.
+struct ChainStage {
+  std::size_t unit_count;
+  bool is_nested;
+};
+
+/// A checkpointed chain as the chain around it sees it, and as its planner does.
+class ChainStructure {
+ public:
+  virtual ~ChainStructure() = default;
+
+  /// Appends the chain's units; all are plain if `is_plain`.
+  virtual void add_units(std::vector<ChainUnit>& units, bool is_plain) const = 0;
+  /// Returns the units' names, as `named_modules()` has them below the chain.
+  virtual std::vector<std::string> unit_names() const = 0;
+  /// Returns the layers that have units.
+  virtual std::vector<ChainStage> stages() const = 0;
+  /// Returns whether the chain is switched on; one that is not is plain in the chain around it.
+  virtual bool is_switched_on() const = 0;
+  /// Returns the chain's name for messages.
+  virtual std::string title() const = 0;
+
+ protected:
+  ChainStructure() = default;
+  ChainStructure(const ChainStructure&) = default;
+  ChainStructure& operator=(const ChainStructure&) = default;
+};
+
+/// Returns the units of the outermost chain.
+inline std::vector<ChainUnit> units_of(const ChainStructure& chain) {
+  std::vector<ChainUnit> units;
+  chain.add_units(units, /*is_plain=*/false);
+  return units;
+}
+
+inline void add_units_of_module(torch::nn::AnyModule& module, bool is_plain,
+                                std::vector<ChainUnit>& units) {
+  const auto pointer = module.ptr();
+  if (const auto* chain = dynamic_cast<const ChainStructure*>(pointer.get()))
+    chain->add_units(units, is_plain || !chain->is_switched_on());
+  else
+    units.push_back({&module, pointer.get(), is_plain});
+}
+
+/// Appends the units of a layer: itself, or those of the chain that it is.
+inline void add_units_of_layer(const ChainLayer& layer, bool is_plain,
+                               std::vector<ChainUnit>& units) {
+  is_plain = is_plain || layer.is_plain();
+  if (layer.sequential() == nullptr) return add_units_of_module(layer.unit(), is_plain, units);
+  for (auto& module : *layer.sequential()) add_units_of_module(module, is_plain, units);
+}
+
+/// Returns the layer as a stage.
+inline ChainStage stage_of_layer(const ChainLayer& layer) {
+  std::vector<ChainUnit> units;
+  add_units_of_layer(layer, /*is_plain=*/false, units);
+  const bool is_nested = layer.sequential() != nullptr ||
+                         dynamic_cast<const ChainStructure*>(layer.ptr().get()) != nullptr;
+  return {units.size(), is_nested};
+}
+
+inline void add_unit_names_of_module(const torch::nn::Module& module, const std::string& path,
+                                     std::vector<std::string>& names) {
+  const auto* chain = dynamic_cast<const ChainStructure*>(&module);
+  if (chain == nullptr) return names.push_back(path);
+  for (const auto& below : chain->unit_names()) names.push_back(path + "." + below);
+}
+
+/// Appends the names of a layer's units, in the order of `add_units_of_layer`.
+inline void add_unit_names_of_layer(const ChainLayer& layer, const std::string& path,
+                                    std::vector<std::string>& names) {
+  if (layer.sequential() == nullptr) return add_unit_names_of_module(*layer.ptr(), path, names);
+  for (const auto& child : layer.sequential()->named_children())
+    add_unit_names_of_module(*child.value(), path + "." + child.key(), names);
+}
+
+}  // namespace remat::detail
 
 namespace remat::detail {
 
@@ -3934,261 +4311,6 @@ class Checkpointed<What, Keep, keep::nothing>
 
 }  // namespace remat
 
-namespace remat {
-
-/// Says that `module` is to run outside of any checkpoint; see `plain`.
-template <class Module>
-struct PlainModule {
-  Module module;
-};
-
-/// Exempts a module from checkpointing, while a chain is built: `net(conv, remat::plain(norm),
-/// head)`.
-///
-/// What it saves stays, and its name in the chain does not change.
-template <class Module>
-PlainModule<std::remove_cvref_t<Module>> plain(Module&& module) {
-  return {std::forward<Module>(module)};
-}
-
-namespace detail {
-
-template <class Type>
-inline constexpr bool is_plain_module = false;
-template <class Module>
-inline constexpr bool is_plain_module<PlainModule<Module>> = true;
-
-/// The exact class: what derives from it has a forward of its own and is a unit.
-template <class Type>
-concept NestedSequential = std::same_as<UnitImpl<Type>, torch::nn::SequentialImpl>;
-
-template <class Type>
-struct Unmarked {
-  using type = Type;
-};
-template <class Module>
-struct Unmarked<PlainModule<Module>> {
-  using type = Module;
-};
-/// The module class of a layer, without marks and holders.
-template <class Source>
-using LayerImpl = UnitImpl<typename Unmarked<std::remove_cvref_t<Source>>::type>;
-
-/// Needs no further look: LibTorch's erased module has had it, its Sequential is opened.
-template <class Source>
-inline constexpr bool is_checked_layer =
-    std::same_as<LayerImpl<Source>, torch::nn::AnyModule> || NestedSequential<LayerImpl<Source>>;
-
-template <class Source>
-inline constexpr bool derives_from_module = std::derived_from<LayerImpl<Source>, torch::nn::Module>;
-
-}  // namespace detail
-
-/// What can be a layer of a chain: a module, its holder or shared_ptr, an AnyModule, or a nested
-/// chain; each may be marked with `plain`.
-template <class Candidate>
-concept ChainLayerSource =
-    detail::Holds<detail::is_checked_layer<Candidate> || detail::derives_from_module<Candidate>,
-                  "a unit of a chain needs to derive from torch::nn::Module"> &&
-    detail::Holds<
-        detail::is_checked_layer<Candidate> ||
-            detail::has_one_forward<detail::LayerImpl<Candidate>>,
-        "a unit of a chain needs a forward that is public, not a template and not overloaded"> &&
-    detail::Holds<detail::is_checked_layer<Candidate> ||
-                      detail::has_storable_forward<detail::LayerImpl<Candidate>>(),
-                  "a unit of a chain needs a forward that is not const, returns something and "
-                  "takes no reference to write through">;
-
-/// One layer of a chain: a unit, or a nested chain of which the children are units.
-class ChainLayer {
- public:
-  template <ChainLayerSource Source>
-    requires(!std::same_as<std::remove_cvref_t<Source>, ChainLayer>)
-  explicit ChainLayer(Source&& source) {
-    assign(std::forward<Source>(source));
-  }
-
-  /// Returns the module, whose dynamic type is that of the layer.
-  const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
-  torch::nn::Module* operator->() const { return module_.get(); }
-  torch::nn::Module& operator*() const { return *module_; }
-
-  /// Whether the layer was marked with `remat::plain`.
-  bool is_plain() const { return is_plain_; }
-  /// The layer if it is a nested `torch::nn::Sequential`, else null.
-  const std::shared_ptr<torch::nn::SequentialImpl>& sequential() const { return sequential_; }
-  /// The layer as LibTorch's erased module; empty for a nested `torch::nn::Sequential`, which
-  /// AnyModule does not take.
-  torch::nn::AnyModule& unit() const { return unit_; }
-
-  /// Returns a deep copy; names inside a nested chain stay, also where LibTorch 1.13 would number
-  /// them anew.
-  ChainLayer clone(const OptionalDevice& device) const {
-    ChainLayer copy = *this;
-    if (sequential_ == nullptr) {
-      copy.unit_ = unit_.clone(device);
-      copy.module_ = copy.unit_.ptr();
-      return copy;
-    }
-    copy.sequential_ = std::make_shared<torch::nn::SequentialImpl>();
-    copy.sequential_->train(
-        sequential_->is_training());  // before the children, which have their own mode
-    auto child = sequential_->begin();
-    for (const auto& named : sequential_->named_children())
-      copy.sequential_->push_back(named.key(), (child++)->clone(device));
-    copy.module_ = copy.sequential_;
-    return copy;
-  }
-
- private:
-  template <class Source>
-  void assign(Source&& source) {
-    using Type = std::remove_cvref_t<Source>;
-    if constexpr (detail::is_plain_module<Type>) {
-      assign(std::forward<Source>(source).module);
-      is_plain_ = true;
-    } else if constexpr (detail::NestedSequential<Source>) {
-      sequential_ = pointer(std::forward<Source>(source));
-      module_ = sequential_;
-    } else if constexpr (std::same_as<Type, torch::nn::AnyModule>) {
-      require_module(!source.is_empty());
-      unit_ = std::forward<Source>(source);
-      module_ = unit_.ptr();
-    } else {
-      unit_ = torch::nn::AnyModule(pointer(std::forward<Source>(source)));
-      module_ = unit_.ptr();
-    }
-  }
-
-  /// Takes the pointer out of a holder; a module by value moves into one.
-  template <class Source>
-  static std::shared_ptr<detail::UnitImpl<Source>> pointer(Source&& source) {
-    using Impl = detail::UnitImpl<Source>;
-    std::shared_ptr<Impl> module;
-    if constexpr (std::derived_from<std::remove_cvref_t<Source>, torch::nn::Module>) {
-      module = std::make_shared<Impl>(std::forward<Source>(source));
-    } else if constexpr (std::constructible_from<std::shared_ptr<Impl>, Source>) {
-      module = std::forward<Source>(source);
-    } else {
-      if (!source.is_empty()) module = source.ptr();
-    }
-    require_module(module != nullptr);
-    return module;
-  }
-
-  static void require_module(bool is_given) {
-    require(is_given, [] {
-      return ErrorMessage("remat.chain.layer")
-          .where("remat::Checkpointed<Sequential>")
-          .what("an empty holder or null pointer was given where a module was expected")
-          .cause("The holder was made with nullptr and never filled")
-          .cure("Construct the module first");
-    });
-  }
-
-  std::shared_ptr<torch::nn::Module> module_;
-  std::shared_ptr<torch::nn::SequentialImpl> sequential_;
-  mutable torch::nn::AnyModule unit_;  // its forward is not const although it changes nothing here
-  bool is_plain_ = false;
-};
-
-/// A layer with its name in the chain: `{"conv1", torch::nn::Conv2d(3, 8, 3)}`.
-class NamedLayer {
- public:
-  // Not constrained: inside braces a constraint would fail without a word.
-  template <class Source>
-  NamedLayer(std::string name, Source&& source)  // NOLINT(*-explicit-*): `{name, module}` converts
-      : name_(std::move(name)), layer_(std::forward<Source>(source)) {}
-  // NOLINTNEXTLINE(*-explicit-*): LibTorch's own pair is as good
-  NamedLayer(const torch::nn::NamedAnyModule& named)
-      : name_(named.name()), layer_(named.module()) {}
-
-  const std::string& name() const { return name_; }
-  const ChainLayer& layer() const { return layer_; }
-
- private:
-  std::string name_;
-  ChainLayer layer_;
-};
-
-}  // namespace remat
-
-namespace remat::detail {
-
-/// A unit of a chain whose nested chains are opened.
-struct ChainUnit {
-  torch::nn::AnyModule* module;
-  const torch::nn::Module* identity;
-  bool is_plain;
-
-  friend bool operator==(const ChainUnit& left, const ChainUnit& right) {
-    return left.identity == right.identity && left.is_plain == right.is_plain;
-  }
-};
-
-/// A checkpointed chain as the chain around it sees it, and as its planner does.
-class ChainStructure {
- public:
-  virtual ~ChainStructure() = default;
-
-  /// Appends the chain's units; all are plain if `is_plain`.
-  virtual void add_units(std::vector<ChainUnit>& units, bool is_plain) const = 0;
-  /// Returns the units' names, as `named_modules()` has them below the chain.
-  virtual std::vector<std::string> unit_names() const = 0;
-  /// Returns how many units each layer has: a nested chain is a stage.
-  virtual std::vector<std::size_t> stage_sizes() const = 0;
-  /// Returns whether the chain is switched on; one that is not is plain in the chain around it.
-  virtual bool is_switched_on() const = 0;
-  /// Returns the chain's name for messages.
-  virtual std::string title() const = 0;
-
- protected:
-  ChainStructure() = default;
-  ChainStructure(const ChainStructure&) = default;
-  ChainStructure& operator=(const ChainStructure&) = default;
-};
-
-/// Returns the units of the outermost chain.
-inline std::vector<ChainUnit> units_of(const ChainStructure& chain) {
-  std::vector<ChainUnit> units;
-  chain.add_units(units, /*is_plain=*/false);
-  return units;
-}
-
-inline void add_units_of_module(torch::nn::AnyModule& module, bool is_plain,
-                                std::vector<ChainUnit>& units) {
-  const auto pointer = module.ptr();
-  if (const auto* chain = dynamic_cast<const ChainStructure*>(pointer.get()))
-    chain->add_units(units, is_plain || !chain->is_switched_on());
-  else
-    units.push_back({&module, pointer.get(), is_plain});
-}
-
-/// Appends the units of a layer: itself, or those of the chain that it is.
-inline void add_units_of_layer(const ChainLayer& layer, bool is_plain,
-                               std::vector<ChainUnit>& units) {
-  is_plain = is_plain || layer.is_plain();
-  if (layer.sequential() == nullptr) return add_units_of_module(layer.unit(), is_plain, units);
-  for (auto& module : *layer.sequential()) add_units_of_module(module, is_plain, units);
-}
-
-inline void add_unit_names_of_module(const torch::nn::Module& module, const std::string& path,
-                                     std::vector<std::string>& names) {
-  const auto* chain = dynamic_cast<const ChainStructure*>(&module);
-  if (chain == nullptr) return names.push_back(path);
-  for (const auto& below : chain->unit_names()) names.push_back(path + "." + below);
-}
-
-/// Appends the names of a layer's units, in the order of `add_units_of_layer`.
-inline void add_unit_names_of_layer(const ChainLayer& layer, const std::string& path,
-                                    std::vector<std::string>& names) {
-  if (layer.sequential() == nullptr) return add_unit_names_of_module(*layer.ptr(), path, names);
-  for (const auto& child : layer.sequential()->named_children())
-    add_unit_names_of_module(*child.value(), path + "." + child.key(), names);
-}
-
-}  // namespace remat::detail
-
 #include <queue>
 
 namespace remat {
@@ -4271,7 +4393,9 @@ namespace detail {
 class Balancer {
  public:
   Balancer(const std::vector<UnitCost>& costs, std::size_t segment_count)
-      : costs_(costs), segment_count_(segment_count), saved_before_(costs.size() + 1, 0),
+      : costs_(costs),
+        segment_count_(segment_count),
+        saved_before_(costs.size() + 1, 0),
         held_before_(costs.size() + 1, 0) {
     for (std::size_t unit = 0; unit < costs.size(); ++unit) {
       saved_before_[unit + 1] = saved_before_[unit] + costs[unit].saved.count;
@@ -4425,11 +4549,17 @@ namespace remat::detail {
 struct ChainPolicy {
   std::function<Plan(const Chain&)> rule;
   std::function<Plan(const Plan&, const Chain&)> pattern;
+  std::function<Plan(const Chain&, std::size_t)> segments;
   KeepPredicate keep;
 
   template <class PatternType, class RuleType, class Keep>
   static ChainPolicy of() {
-    return {RuleType(), PatternType(), make_keep_predicate<Keep>()};
+    ChainPolicy policy{RuleType(), PatternType(), balanced_plan, make_keep_predicate<Keep>()};
+    if constexpr (shares_out_segments<PatternType>)
+      policy.segments = [pattern = PatternType()](const Chain& chain, std::size_t segment_count) {
+        return pattern.segments(chain, segment_count);
+      };
+    return policy;
   }
 };
 
@@ -4440,6 +4570,7 @@ struct ChainPlan {
   std::vector<UnitCost> unit_costs;           // empty: not measured yet
   Plan plan;
   std::vector<std::string> segment_names;
+  std::size_t counted_segments = 0;  // those with a unit that may be recomputed
   bool is_to_measure = false;
 };
 
@@ -4519,26 +4650,59 @@ class ChainPlanner {
     result->units = units;
     result->segment_count = segment_count_;
     result->unit_costs = costs;
-    const Chain known{units.size(), std::move(costs), chain.stage_sizes()};
-    Plan plan = segment_count_ ? balanced_plan(known, static_cast<std::size_t>(*segment_count_))
+    const Chain known = describe(chain, units.size(), std::move(costs));
+    Plan plan = segment_count_ ? policy_->segments(known, static_cast<std::size_t>(*segment_count_))
                                : policy_->rule(known);
     require_all_units(chain, plan, units.size());
-    if (known.is_measured()) {
-      plan = policy_->pattern(plan, known);
-      require_all_units(chain, plan, units.size());
-    } else if (plan.checkpointed_count() > 0) {
-      // Plain segments are not measured, so the first forward has none.
+    if (!known.is_measured() && plan.checkpointed_count() > 0) {
+      // Plain segments are not measured, so the rule's are none in the first forward.
       result->is_to_measure = true;
       std::vector<Segment> segments = plan.segments();
       for (Segment& segment : segments) segment.is_checkpointed = true;
       plan = Plan(std::move(segments));
     }
+    plan = policy_->pattern(plan, known);
+    require_all_units(chain, plan, units.size());
     std::vector<std::size_t> plain_units;
     for (std::size_t index = 0; index < units.size(); ++index)
       if (units[index].is_plain) plain_units.push_back(index);
     result->plan = plan.with_plain_units(plain_units);
     result->segment_names = segment_names(result->plan, chain.unit_names());
+    result->counted_segments = counted_segments(result->plan, known, plain_units);
     return result;
+  }
+
+  static Chain describe(const ChainStructure& chain, std::size_t unit_count,
+                        std::vector<UnitCost> costs) {
+    Chain known{unit_count, std::move(costs), {}};
+    std::size_t first = 0;
+    for (const ChainStage& stage : chain.stages()) {
+      known.stage_sizes.push_back(stage.unit_count);
+      if (!stage.is_nested) known.lone_units.push_back(first);
+      first += stage.unit_count;
+    }
+    return known;
+  }
+
+  /// What the pattern leaves plain in the finest plan of an unmeasured chain, it leaves plain in
+  /// any.
+  std::size_t counted_segments(const Plan& plan, const Chain& known,
+                               const std::vector<std::size_t>& plain_units) const {
+    Chain unmeasured = known;
+    unmeasured.unit_costs.clear();
+    const std::size_t unit_count = known.unit_count;
+    const Plan finest = policy_->pattern(Plan::from_count(unit_count, unit_count), unmeasured)
+                            .with_plain_units(plain_units);
+    std::vector<bool> may_be_recomputed(unit_count, false);
+    for (const Segment& segment : finest.segments())
+      for (std::size_t unit = segment.first; segment.is_checkpointed && unit < segment.last; ++unit)
+        may_be_recomputed[unit] = true;
+    return static_cast<std::size_t>(
+        std::ranges::count_if(plan.segments(), [&](const Segment& segment) {
+          for (std::size_t unit = segment.first; unit < segment.last; ++unit)
+            if (may_be_recomputed[unit]) return true;
+          return false;
+        }));
   }
 
   static void require_all_units(const ChainStructure& chain, const Plan& plan,
@@ -4724,6 +4888,12 @@ class CheckpointedChainImpl : public torch::nn::Module,
     const auto units = detail::units_of(*this);
     return is_enabled_.get() ? planner_.plan_for(*this, units)->plan : Plan::keep_all(units.size());
   }
+  /// Returns how many segments of that plan have a unit that may be recomputed: those that consist
+  /// of units marked as plain, or left alone by the pattern, do not count. 0 while switched off.
+  std::size_t segment_count() const {
+    return is_enabled_.get() ? planner_.plan_for(*this, detail::units_of(*this))->counted_segments
+                             : 0;
+  }
   /// Returns what each unit was measured to cost; empty before the first checkpointed forward.
   std::vector<UnitCost> unit_costs() const {
     return planner_.plan_for(*this, detail::units_of(*this))->unit_costs;
@@ -4823,14 +4993,13 @@ class CheckpointedChainImpl : public torch::nn::Module,
     return names;
   }
 
-  std::vector<std::size_t> stage_sizes() const override {
-    std::vector<std::size_t> sizes;
+  std::vector<detail::ChainStage> stages() const override {
+    std::vector<detail::ChainStage> stages;
     for (const ChainLayer& layer : layers_) {
-      std::vector<detail::ChainUnit> units;
-      detail::add_units_of_layer(layer, /*is_plain=*/false, units);
-      if (!units.empty()) sizes.push_back(units.size());
+      const detail::ChainStage stage = detail::stage_of_layer(layer);
+      if (stage.unit_count != 0) stages.push_back(stage);
     }
-    return sizes;
+    return stages;
   }
 
   bool is_switched_on() const override { return is_enabled_.get(); }
@@ -4868,13 +5037,3170 @@ class CheckpointedSequentialImpl final : public CheckpointedChainImpl {
 
   /// Copies the chain with its switches; names stay, and the copy runs its own layers.
   std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
-    auto copy = std::make_shared<CheckpointedSequentialImpl>(policy());
+    const auto copy = empty_copy();
     copy->become_clone_of(*this, device);
     return copy;
   }
+
+  /// Returns a chain of no layers with the same pattern, rule and keep policy.
+  std::shared_ptr<CheckpointedSequentialImpl> empty_copy() const {
+    return std::make_shared<CheckpointedSequentialImpl>(policy());
+  }
+};
+
+/// Holds a checkpointed chain of any pattern, rule and keep policy: what code takes that is no
+/// template. Every `Checkpointed<Pattern, Rule, Keep>` converts to it and shares its module.
+class CheckpointedChain
+    : public detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl> {
+ public:
+  using LayeredHolder::LayeredHolder;
 };
 
 }  // namespace remat
+
+#include <numeric>
+
+namespace remat::detail {
+
+/// Returns the least number of inserted, deleted and replaced characters between two words.
+inline std::size_t edit_distance(std::string_view left, std::string_view right) {
+  std::vector<std::size_t> row(right.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < right.size(); ++j) {
+      const std::size_t replaced = diagonal + (left[i] == right[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+/// Returns the `count` candidates that are spelled most like `name`, nearest first.
+inline std::vector<std::string> nearest_names(std::string_view name,
+                                              std::vector<std::string> candidates,
+                                              std::size_t count = 3) {
+  std::stable_sort(candidates.begin(), candidates.end(), [&](const auto& left, const auto& right) {
+    return edit_distance(name, left) < edit_distance(name, right);
+  });
+  candidates.resize(std::min(count, candidates.size()));
+  return candidates;
+}
+
+/// Returns the names in quotes, joined by commas.
+inline std::string quoted_list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "\"" : ", \"") + name + "\"";
+  return text;
+}
+
+}  // namespace remat::detail
+
+namespace remat {
+
+namespace detail {
+
+/// Exempts `part` and everything below it, wherever something inside `root` checkpoints it.
+inline bool exempt_part(torch::nn::Module& root, torch::nn::Module& part) {
+  std::vector<const torch::nn::Module*> units = {&part};
+  for (const auto& below : part.modules(/*include_self=*/false)) units.push_back(below.get());
+  bool is_found = false;
+  for_each_toggle(root, [&](CheckpointToggle& toggle) {
+    for (const torch::nn::Module* unit : units) is_found = toggle.exempt_unit(*unit) || is_found;
+  });
+  return is_found;
+}
+
+}  // namespace detail
+
+/// Exempts a part of `root` from checkpointing by its name: a unit of a chain, a checkpointed
+/// module, or a module that contains such, of which all are exempted.
+///
+/// What it saves stays in memory from now on. Names do not change.
+///
+/// @param name  as in `root.named_modules()`: "layer1.0"
+/// @throws ArgumentError  if there is no such module, or it is only a part of something that is
+/// recomputed as one
+inline void plain(torch::nn::Module& root, std::string_view name) {
+  const auto modules = root.named_modules(/*name_prefix=*/{}, /*include_self=*/false);
+  const auto* part = modules.find(std::string(name));
+  require(part != nullptr, [&] {
+    const auto nearest = detail::nearest_names(name, modules.keys());
+    return ErrorMessage("remat.plain.name")
+        .where("remat::plain")
+        .what("\"" + std::string(name) + "\" was given, and " + root.name() +
+              " has no module of that name")
+        .cure(nearest.empty() ? "It contains no modules"
+                              : "The nearest names are " + detail::quoted_list(nearest));
+  });
+  require(detail::exempt_part(root, **part), [&] {
+    return ErrorMessage("remat.plain.unit")
+        .where("remat::plain")
+        .what("\"" + std::string(name) +
+              "\" was given, and a unit of a checkpointed chain or a checkpointed module was "
+              "expected")
+        .cause(
+            "It is a part of a unit, which is recomputed as one, or nothing here is checkpointed")
+        .cure("Exempt the unit around it");
+  });
+}
+
+/// As for a module; takes a holder.
+template <class Impl>
+void plain(const torch::nn::ModuleHolder<Impl>& root, std::string_view name) {
+  plain(static_cast<torch::nn::Module&>(*root.ptr()), name);
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// A backbone whose features come out of one chain of units.
+///
+/// The chain holds the units but is no registered child: the units are registered by the backbone
+/// under torchvision's names, and a second registration would give each weight a second name.
+class ChainBackbone : public Backbone {
+ public:
+  /// Runs the chain, segment by segment if checkpointing is on.
+  torch::Tensor forward_features(const torch::Tensor& images_nchw) override {
+    return chain_->forward(images_nchw);
+  }
+
+  /// Switches checkpointing on with the policy's own rule.
+  void enable_gradient_checkpointing() override { chain_->enable_gradient_checkpointing(); }
+  /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
+  ///
+  /// @throws ArgumentError  if `segment_count` is below 1
+  void enable_gradient_checkpointing(std::int64_t segment_count) override {
+    chain_->enable_gradient_checkpointing(segment_count);
+  }
+  void disable_gradient_checkpointing() override { chain_->disable_gradient_checkpointing(); }
+  bool is_gradient_checkpointing_enabled() const override {
+    return chain_->is_gradient_checkpointing_enabled();
+  }
+
+  std::int64_t segments() const override {
+    return static_cast<std::int64_t>(chain_->segment_count());
+  }
+
+  /// Returns the plan of the next forward pass.
+  Plan plan() const { return chain_->plan(); }
+
+  /// Returns the chain: its units, and what they were measured to cost.
+  const CheckpointedChain& chain() const { return chain_; }
+
+  bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
+
+  void train(bool on = true) override {
+    Backbone::train(on);
+    chain_->train(on);
+  }
+
+ protected:
+  /// @param chain  without layers; says by its type how the features are checkpointed
+  ChainBackbone(std::string name, std::int64_t raw_feature_dim, const BackboneOptions& options,
+                CheckpointedChain chain)
+      : Backbone(std::move(name), raw_feature_dim, options), chain_(std::move(chain)) {
+    chain_->disable_gradient_checkpointing();
+  }
+
+  /// Appends a layer that is registered elsewhere in this backbone: a unit, a
+  /// `torch::nn::Sequential` of units, which is a stage, or either marked with `plain`.
+  ///
+  /// @param name  for messages and plans; without dots, which LibTorch refuses
+  template <ChainLayerSource Layer>
+  void append(std::string name, Layer&& layer) {
+    chain_->push_back(std::move(name), std::forward<Layer>(layer));
+  }
+
+ private:
+  void copy_checkpointing_from(const Backbone& other) override {
+    chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
+  }
+
+  CheckpointedChain chain_;
+};
+
+}  // namespace remat
+
+#include <filesystem>
+
+namespace remat {
+
+/// How an image is made smaller: torchvision's `InterpolationMode`, with antialiasing.
+enum class Interpolation { kBilinear, kBicubic };
+
+/// What was done to the images that published weights were evaluated on; with other figures the
+/// same weights lose up to ten points of accuracy.
+///
+/// The shorter side is resized to `resize_size`, a square of `crop_size` is cut from the centre,
+/// values are scaled to [0, 1], and each channel has `mean` subtracted and is divided by `std`.
+struct Preprocessing {
+  std::int64_t resize_size;
+  std::int64_t crop_size;
+  Interpolation interpolation;
+  std::array<double, 3> mean;  ///< red, green, blue
+  std::array<double, 3> std;   ///< likewise
+};
+
+/// What is known about a network of torchvision's and its published weights.
+struct PublishedModel {
+  std::string_view name;             ///< torchvision's, which is ours
+  std::int64_t parameters;           ///< with the head for 1,000 classes
+  std::int64_t feature_dim;          ///< width of the pooled features, before any layer of the head
+  std::string_view weights_file;     ///< in torchvision's cache; ends in the start of its SHA-256
+  std::string_view weights_version;  ///< which of the model's weights the file holds
+  Preprocessing preprocessing;
+
+  /// Returns the Python line that puts the file into torchvision's cache.
+  std::string python_line() const {
+    return "torchvision.models." + std::string(name) + "(weights=\"" +
+           std::string(weights_version) + "\")";
+  }
+};
+
+namespace detail {
+
+/// Means and standard deviations of ImageNet's channels.
+inline constexpr std::array<double, 3> kImageNetMean{0.485, 0.456, 0.406};
+inline constexpr std::array<double, 3> kImageNetStd{0.229, 0.224, 0.225};
+/// Of EfficientNetV2-L alone, whose weights were ported from the paper's own.
+inline constexpr std::array<double, 3> kHalf{0.5, 0.5, 0.5};
+
+constexpr Preprocessing imagenet(std::int64_t resize_size, std::int64_t crop_size,
+                                 Interpolation interpolation = Interpolation::kBilinear) {
+  return {resize_size, crop_size, interpolation, kImageNetMean, kImageNetStd};
+}
+
+/// torchvision 0.28 says this of its `DEFAULT` weights; `tests/data/make_published.py` asks it.
+inline constexpr auto kPublishedModels = std::to_array<PublishedModel>({
+    {"resnet18", 11'689'512, 512, "resnet18-f37072fd.pth", "IMAGENET1K_V1", imagenet(256, 224)},
+    {"resnet34", 21'797'672, 512, "resnet34-b627a593.pth", "IMAGENET1K_V1", imagenet(256, 224)},
+    {"resnet50", 25'557'032, 2048, "resnet50-11ad3fa6.pth", "IMAGENET1K_V2", imagenet(232, 224)},
+    {"resnet101", 44'549'160, 2048, "resnet101-cd907fc2.pth", "IMAGENET1K_V2", imagenet(232, 224)},
+    {"resnet152", 60'192'808, 2048, "resnet152-f82ba261.pth", "IMAGENET1K_V2", imagenet(232, 224)},
+    {"mobilenet_v2", 3'504'872, 1280, "mobilenet_v2-7ebf99e0.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"mobilenet_v3_small", 2'542'856, 576, "mobilenet_v3_small-047dcff4.pth", "IMAGENET1K_V1",
+     imagenet(256, 224)},
+    {"mobilenet_v3_large", 5'483'032, 960, "mobilenet_v3_large-5c1a4163.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"efficientnet_b0", 5'288'548, 1280, "efficientnet_b0_rwightman-7f5810bc.pth", "IMAGENET1K_V1",
+     imagenet(256, 224, Interpolation::kBicubic)},
+    {"efficientnet_b1", 7'794'184, 1280, "efficientnet_b1-c27df63c.pth", "IMAGENET1K_V2",
+     imagenet(255, 240)},
+    {"efficientnet_b2", 9'109'994, 1408, "efficientnet_b2_rwightman-c35c1473.pth", "IMAGENET1K_V1",
+     imagenet(288, 288, Interpolation::kBicubic)},
+    {"efficientnet_v2_s", 21'458'488, 1280, "efficientnet_v2_s-dd5fe13b.pth", "IMAGENET1K_V1",
+     imagenet(384, 384)},
+    {"efficientnet_v2_m", 54'139'356, 1280, "efficientnet_v2_m-dc08266a.pth", "IMAGENET1K_V1",
+     imagenet(480, 480)},
+    {"efficientnet_v2_l",
+     118'515'272,
+     1280,
+     "efficientnet_v2_l-59c71312.pth",
+     "IMAGENET1K_V1",
+     {480, 480, Interpolation::kBicubic, kHalf, kHalf}},
+    {"regnet_y_400mf", 4'344'144, 440, "regnet_y_400mf-e6988f5f.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"regnet_y_800mf", 6'432'512, 784, "regnet_y_800mf-58fc7688.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"regnet_y_1_6gf", 11'202'430, 888, "regnet_y_1_6gf-0d7bc02a.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"regnet_y_3_2gf", 19'436'338, 1512, "regnet_y_3_2gf-9180c971.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"regnet_y_8gf", 39'381'472, 2016, "regnet_y_8gf-dc2b1b54.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"regnet_y_16gf", 83'590'140, 3024, "regnet_y_16gf-3e4a00f9.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"regnet_y_32gf", 145'046'770, 3712, "regnet_y_32gf-8db6d4b5.pth", "IMAGENET1K_V2",
+     imagenet(232, 224)},
+    {"vit_b_16", 86'567'656, 768, "vit_b_16-c867db91.pth", "IMAGENET1K_V1", imagenet(256, 224)},
+    {"vit_b_32", 88'224'232, 768, "vit_b_32-d86f8d99.pth", "IMAGENET1K_V1", imagenet(256, 224)},
+    {"vit_l_16", 304'326'632, 1024, "vit_l_16-852ce7e3.pth", "IMAGENET1K_V1", imagenet(242, 224)},
+    {"vit_l_32", 306'535'400, 1024, "vit_l_32-c7638314.pth", "IMAGENET1K_V1", imagenet(256, 224)},
+    {"swin_t", 28'288'354, 768, "swin_t-704ceda3.pth", "IMAGENET1K_V1",
+     imagenet(232, 224, Interpolation::kBicubic)},
+    {"swin_s", 49'606'258, 768, "swin_s-5e29d889.pth", "IMAGENET1K_V1",
+     imagenet(246, 224, Interpolation::kBicubic)},
+    {"swin_b", 87'768'224, 1024, "swin_b-68c6b09e.pth", "IMAGENET1K_V1",
+     imagenet(238, 224, Interpolation::kBicubic)},
+    {"convnext_tiny", 28'589'128, 768, "convnext_tiny-983f1562.pth", "IMAGENET1K_V1",
+     imagenet(236, 224)},
+    {"convnext_small", 50'223'688, 768, "convnext_small-0c510722.pth", "IMAGENET1K_V1",
+     imagenet(230, 224)},
+    {"convnext_base", 88'591'464, 1024, "convnext_base-6075fbad.pth", "IMAGENET1K_V1",
+     imagenet(232, 224)},
+    {"convnext_large", 197'767'336, 1536, "convnext_large-ea097f82.pth", "IMAGENET1K_V1",
+     imagenet(232, 224)},
+    {"maxvit_t", 30'919'624, 512, "maxvit_t-bc5ab103.pth", "IMAGENET1K_V1",
+     imagenet(224, 224, Interpolation::kBicubic)},
+});
+
+}  // namespace detail
+
+/// Returns what torchvision publishes under that name.
+///
+/// @throws ArgumentError  with the nearest names if there is no such model
+inline const PublishedModel& published_model(std::string_view name) {
+  const auto* const found =
+      std::ranges::find(detail::kPublishedModels, name, &PublishedModel::name);
+  require(found != detail::kPublishedModels.end(), [&] {
+    std::vector<std::string> names;
+    for (const PublishedModel& model : detail::kPublishedModels) names.emplace_back(model.name);
+    return ErrorMessage("remat.backbone.unknown")
+        .where("remat::published_model")
+        .what("there is no published model \"" + std::string(name) + "\"; the nearest names are " +
+              detail::quoted_list(detail::nearest_names(name, names)))
+        .cure("remat::list_backbones() has the full list");
+  });
+  return *found;
+}
+
+}  // namespace remat
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include <c10/core/ScalarType.h>
+
+namespace remat::detail {
+
+/// Asks for one enumerator that only newer LibTorch versions have.
+template <class Ask>
+constexpr std::optional<c10::ScalarType> newer_type(Ask ask) {
+  if constexpr (requires { ask(std::type_identity<c10::ScalarType>{}); })
+    return ask(std::type_identity<c10::ScalarType>{});
+  else
+    return std::nullopt;
+}
+
+using NamedType = std::pair<std::string_view, std::optional<c10::ScalarType>>;
+
+#define REMAT_NEWER_TYPE(name)                                       \
+  newer_type([](auto type) -> decltype(decltype(type)::type::name) { \
+    return decltype(type)::type::name;                               \
+  })
+
+/// Python's names of the dtypes that tensors of LibTorch can have, here or in a newer version.
+inline constexpr std::array kNamedTypes{
+    NamedType{"float32", c10::ScalarType::Float},
+    NamedType{"float64", c10::ScalarType::Double},
+    NamedType{"float16", c10::ScalarType::Half},
+    NamedType{"bfloat16", c10::ScalarType::BFloat16},
+    NamedType{"int64", c10::ScalarType::Long},
+    NamedType{"int32", c10::ScalarType::Int},
+    NamedType{"int16", c10::ScalarType::Short},
+    NamedType{"int8", c10::ScalarType::Char},
+    NamedType{"uint8", c10::ScalarType::Byte},
+    NamedType{"bool", c10::ScalarType::Bool},
+    NamedType{"complex64", c10::ScalarType::ComplexFloat},
+    NamedType{"complex128", c10::ScalarType::ComplexDouble},
+    NamedType{"complex32", c10::ScalarType::ComplexHalf},
+    NamedType{"uint16", REMAT_NEWER_TYPE(UInt16)},
+    NamedType{"uint32", REMAT_NEWER_TYPE(UInt32)},
+    NamedType{"uint64", REMAT_NEWER_TYPE(UInt64)},
+    NamedType{"float8_e4m3fn", REMAT_NEWER_TYPE(Float8_e4m3fn)},
+    NamedType{"float8_e5m2", REMAT_NEWER_TYPE(Float8_e5m2)},
+    NamedType{"float8_e4m3fnuz", REMAT_NEWER_TYPE(Float8_e4m3fnuz)},
+    NamedType{"float8_e5m2fnuz", REMAT_NEWER_TYPE(Float8_e5m2fnuz)},
+    NamedType{"float8_e8m0fnu", REMAT_NEWER_TYPE(Float8_e8m0fnu)},
+};
+
+#undef REMAT_NEWER_TYPE
+
+/// Returns the type that Python calls `torch.<name>`; nothing if tensors cannot have it here.
+inline std::optional<c10::ScalarType> scalar_type(std::string_view name) {
+  for (const auto& [known, type] : kNamedTypes)
+    if (known == name) return type;
+  return std::nullopt;
+}
+
+/// Returns Python's name without `torch.`, or LibTorch's where Python has none.
+inline std::string_view dtype_name(c10::ScalarType type) {
+  for (const auto& [name, known] : kNamedTypes)
+    if (known == type) return name;
+  return c10::toString(type);
+}
+
+}  // namespace remat::detail
+
+#include <fstream>
+#include <system_error>
+
+namespace remat::detail {
+
+// Weight files hold little-endian numbers, and tensors are filled with the bytes as they are.
+static_assert(std::endian::native == std::endian::little,
+              "remat reads weight files on little-endian machines only");
+
+/// Returns a text from a file so that it can stand in a message: one line, printable, not too long.
+inline std::string printable(std::string_view text, std::size_t longest = 120) {
+  std::string result;
+  for (const char letter : text.substr(0, longest)) {
+    const auto code = static_cast<unsigned char>(letter);
+    result += code < 0x20 || code == 0x7f ? '?' : letter;
+  }
+  return text.size() > longest ? result + "..." : result;
+}
+
+/// Reports that a name, which a state dict has once, is there twice.
+///
+/// @param where  the file or value, as a message shows it
+[[noreturn]] inline void throw_duplicate(std::string_view where, std::string_view name) {
+  throw WeightsError(
+      ErrorMessage("remat.weights.duplicate")
+          .where(where)
+          .what("two tensors are called \"" + printable(name) + "\", and a name occurs once")
+          .cure("Give each tensor a name of its own"));
+}
+
+/// The bytes of a weight file, wherever they are, and the name to call them by in messages.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
+
+  std::uint64_t size() const { return size_; }
+  const std::string& name() const { return name_; }
+
+  /// Fills `count` bytes at `into`.
+  ///
+  /// @throws WeightsError  if they are not all there
+  void read(std::uint64_t offset, void* into, std::size_t count) const {
+    if (count > size_ || offset > size_ - count)
+      damaged("it ends at byte " + std::to_string(size_) + ", and " + std::to_string(count) +
+              " bytes at " + std::to_string(offset) + " are needed");
+    if (count != 0) read_inside(offset, into, count);
+  }
+
+  /// Reports that the content contradicts itself or its format.
+  [[noreturn]] void damaged(std::string_view what) const {
+    throw WeightsError(
+        ErrorMessage("remat.weights.damaged")
+            .where("\"" + name_ + "\"")
+            .what(what)
+            .cause("the file is damaged, or was cut short when it was fetched or copied")
+            .cure("Fetch it again or write it anew"));
+  }
+
+ protected:
+  ByteSource(std::string name, std::uint64_t size) : name_(std::move(name)), size_(size) {}
+
+ private:
+  virtual void read_inside(std::uint64_t offset, void* into, std::size_t count) const = 0;
+
+  std::string name_;
+  std::uint64_t size_;
+};
+
+/// Bytes that somebody else holds in memory, for as long as this lives.
+class MemorySource final : public ByteSource {
+ public:
+  MemorySource(std::string name, std::string_view bytes)
+      : ByteSource(std::move(name), bytes.size()), bytes_(bytes) {}
+
+ private:
+  void read_inside(std::uint64_t offset, void* into, std::size_t count) const override {
+    std::memcpy(into, bytes_.data() + offset, count);
+  }
+
+  std::string_view bytes_;
+};
+
+/// A file that stays open, so that replacing it by another one while it is read does no harm.
+class FileSource final : public ByteSource {
+ public:
+  /// @throws WeightsError  if it is no file or may not be read
+  explicit FileSource(const std::filesystem::path& path)
+      : ByteSource(path.string(), size_of(path)), stream_(path, std::ios::binary) {
+    if (!stream_) refuse(name(), "the file cannot be opened for reading", "Check its permissions");
+  }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& path, std::string_view what,
+                                  std::string_view cure) {
+    throw WeightsError(
+        ErrorMessage("remat.weights.file").where("\"" + path + "\"").what(what).cure(cure));
+  }
+
+  static std::uint64_t size_of(const std::filesystem::path& path) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(status))
+      refuse(path.string(), "there is no such file", "Check the path");
+    if (!std::filesystem::is_regular_file(status))
+      refuse(path.string(), "a file was expected, and this is a directory or a device",
+             "Give the path of the file itself");
+    const std::uintmax_t size = std::filesystem::file_size(path, error);
+    if (error) refuse(path.string(), error.message(), "Check the path");
+    return size;
+  }
+
+  void read_inside(std::uint64_t offset, void* into, std::size_t count) const override {
+    stream_.clear();
+    stream_.seekg(static_cast<std::streamoff>(offset));
+    stream_.read(static_cast<char*>(into), static_cast<std::streamsize>(count));
+    if (!stream_)
+      refuse(name(),
+             std::to_string(count) + " bytes at " + std::to_string(offset) +
+                 " cannot be read although the file had them when it was opened",
+             "Check the disk, and that nothing else writes the file");
+  }
+
+  mutable std::ifstream stream_;
+};
+
+}  // namespace remat::detail
+
+namespace remat {
+
+/// A key whose tensor in the file cannot be copied into the module's.
+struct KeyMismatch {
+  std::string key;
+  std::vector<std::int64_t> stored, expected;  ///< shapes: the file's and the module's
+  at::ScalarType stored_dtype, expected_dtype;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const KeyMismatch& mismatch) {
+  out << '"' << detail::printable(mismatch.key) << "\" is " << at::IntArrayRef(mismatch.stored);
+  if (mismatch.stored == mismatch.expected) out << ' ' << detail::dtype_name(mismatch.stored_dtype);
+  out << " in the file and " << at::IntArrayRef(mismatch.expected);
+  if (mismatch.stored == mismatch.expected)
+    out << ' ' << detail::dtype_name(mismatch.expected_dtype);
+  return out << " in the module";
+}
+
+/// What became of each key of a file and of a module. Prints.
+struct LoadReport {
+  std::vector<std::string> matched;     ///< in both, and loaded
+  std::vector<std::string> fitted;      ///< in both, and loaded after LoadOptions::fit
+  std::vector<std::string> skipped;     ///< left alone because of LoadOptions::skip
+  std::vector<std::string> tolerated;   ///< in one only, and right all the same (see load_weights)
+  std::vector<std::string> missing;     ///< in the module only
+  std::vector<std::string> unexpected;  ///< in the file only
+  std::vector<KeyMismatch> mismatched;  ///< in both, with another shape
+  std::string removed_prefix;           ///< what was taken off all names of the file
+
+  /// Returns how many keys of the module have their numbers from the file now.
+  std::size_t loaded_count() const { return matched.size() + fitted.size(); }
+};
+
+namespace detail {
+
+/// Prints up to eight items, and how many more there are.
+template <class Items, class Print>
+void print_some(std::ostream& out, const Items& items, Print print) {
+  constexpr std::size_t kShown = 8;
+  std::size_t shown = 0;
+  for (const auto& item : items) {
+    if (shown == kShown) break;
+    out << (shown++ == 0 ? ": " : ", ");
+    print(item);
+  }
+  if (items.size() > shown) out << " and " << items.size() - shown << " more";
+}
+
+inline void print_keys(std::ostream& out, const std::vector<std::string>& keys,
+                       std::string_view title) {
+  if (keys.empty()) return;
+  out << "; " << keys.size() << ' ' << title;
+  print_some(out, keys, [&](const std::string& key) { out << '"' << printable(key) << '"'; });
+}
+
+inline void print_problems(std::ostream& out, const LoadReport& report) {
+  print_keys(out, report.missing, "missing");
+  print_keys(out, report.unexpected, "unexpected");
+  if (report.mismatched.empty()) return;
+  out << "; " << report.mismatched.size() << " of another shape";
+  print_some(out, report.mismatched, [&](const KeyMismatch& mismatch) { out << mismatch; });
+}
+
+}  // namespace detail
+
+inline std::ostream& operator<<(std::ostream& out, const LoadReport& report) {
+  out << report.matched.size() << " keys matched";
+  detail::print_keys(out, report.fitted, "fitted");
+  detail::print_keys(out, report.skipped, "skipped");
+  detail::print_keys(out, report.tolerated, "tolerated");
+  detail::print_problems(out, report);
+  if (!report.removed_prefix.empty())
+    out << "; \"" << report.removed_prefix << "\" taken off all names of the file";
+  return out;
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// Named tensors in an order, as Python's state dict: what a weight file holds.
+///
+/// A value; its tensors are handles, so that a copy refers to the same numbers.
+class StateDict {
+ public:
+  using Item = std::pair<std::string, at::Tensor>;
+
+  /// Appends a tensor.
+  ///
+  /// @throws WeightsError  if there is one of that name
+  void add(std::string name, at::Tensor tensor) {
+    if (!indices_.emplace(name, items_.size()).second)
+      detail::throw_duplicate("remat::StateDict", name);
+    items_.emplace_back(std::move(name), std::move(tensor));
+  }
+
+  /// Returns the tensor of that name, or null.
+  const at::Tensor* find(const std::string& name) const {
+    const auto found = indices_.find(name);
+    return found == indices_.end() ? nullptr : &items_[found->second].second;
+  }
+
+  /// Returns the tensor of that name.
+  ///
+  /// @throws ArgumentError  if there is none; the message lists the nearest names
+  const at::Tensor& at(const std::string& name) const {
+    const at::Tensor* tensor = find(name);
+    require(tensor != nullptr, [&] {
+      ErrorMessage message("remat.weights.name");
+      message.where("remat::StateDict")
+          .what("none of its " + std::to_string(size()) + " tensors is called \"" +
+                detail::printable(name) + "\"");
+      if (!items_.empty())
+        message.cure("The nearest names are " +
+                     detail::quoted_list(detail::nearest_names(name, names())));
+      return message;
+    });
+    return *tensor;
+  }
+
+  bool contains(const std::string& name) const { return find(name) != nullptr; }
+  std::size_t size() const { return items_.size(); }
+  bool empty() const { return items_.empty(); }
+  auto begin() const { return items_.begin(); }
+  auto end() const { return items_.end(); }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (const auto& [name, tensor] : items_) result.push_back(name);
+    return result;
+  }
+
+ private:
+  std::vector<Item> items_;
+  std::unordered_map<std::string, std::size_t> indices_;
+};
+
+/// What a file says about one of its tensors before it is read.
+struct TensorEntry {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  std::uint64_t bytes = 0;  ///< of its elements
+};
+
+/// Reads the tensors of a weight file one at a time, so that no more of them than wanted are in
+/// memory. For one thread.
+class StateDictReader {
+ public:
+  virtual ~StateDictReader() = default;
+  StateDictReader(const StateDictReader&) = delete;
+  StateDictReader& operator=(const StateDictReader&) = delete;
+
+  /// Returns what there is, in the file's order; names are as in the file and occur once.
+  const std::vector<TensorEntry>& entries() const { return entries_; }
+  /// Returns what the file is called in messages.
+  const std::string& source_name() const { return source_name_; }
+
+  /// Reads one tensor to the CPU. Tensors that shared their numbers when they were saved share them
+  /// again, as long as one of them is alive.
+  ///
+  /// @param index  into `entries()`
+  /// @throws WeightsError  if the file does not give what it announced
+  virtual at::Tensor read(std::size_t index) = 0;
+
+ protected:
+  explicit StateDictReader(std::string source_name) : source_name_(std::move(source_name)) {}
+
+  /// Takes over what the file announces.
+  ///
+  /// @throws WeightsError  if a name occurs twice
+  void announce(std::vector<TensorEntry> entries) {
+    std::vector<std::string_view> names;
+    for (const TensorEntry& entry : entries) names.push_back(entry.name);
+    std::sort(names.begin(), names.end());
+    const auto twice = std::adjacent_find(names.begin(), names.end());
+    if (twice != names.end()) detail::throw_duplicate("\"" + source_name_ + "\"", *twice);
+    entries_ = std::move(entries);
+  }
+
+ private:
+  std::string source_name_;
+  std::vector<TensorEntry> entries_;
+};
+
+namespace detail {
+
+/// Returns the type that LibTorch has for a dtype of a file.
+///
+/// @throws WeightsError  if tensors cannot have it here
+inline at::ScalarType supported_type(const std::string& source_name, std::string_view tensor_name,
+                                     std::string_view dtype) {
+  const auto type = scalar_type(dtype);
+  if (!type)
+    throw WeightsError(
+        ErrorMessage("remat.weights.dtype")
+            .where("\"" + source_name + "\"")
+            .what("its tensor \"" + printable(tensor_name) + "\" has the dtype " +
+                  printable(dtype) + ", which tensors of this LibTorch cannot have")
+            .cure("In Python, convert it before saving, for example with tensor.float()"));
+  return *type;
+}
+
+/// Bools are bytes 0 and 1; with any other in it, a tensor would break the compiler's assumptions.
+///
+/// @throws WeightsError  if there is another one
+inline void require_bools(const ByteSource& source, const void* bytes, std::size_t count) {
+  const auto* begin = static_cast<const unsigned char*>(bytes);
+  if (std::any_of(begin, begin + count, [](unsigned char byte) { return byte > 1; }))
+    source.damaged("one of its tensors of bools has a byte that is neither 0 nor 1");
+}
+
+}  // namespace detail
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+using NamedTensor = std::pair<std::string, at::Tensor>;
+
+/// Appends the module's parameters, its buffers, and then what its children have.
+inline void append_tensors(const torch::nn::Module& module, const std::string& prefix,
+                           std::vector<NamedTensor>& tensors) {
+  for (const auto& own : module.named_parameters(/*recurse=*/false))
+    tensors.emplace_back(prefix + own.key(), own.value());
+  for (const auto& own : module.named_buffers(/*recurse=*/false))
+    tensors.emplace_back(prefix + own.key(), own.value());
+  for (const auto& child : module.named_children())
+    append_tensors(*child.value(), prefix + child.key() + ".", tensors);
+}
+
+/// Returns parameters and buffers in the order of Python's `state_dict()`; a module that is
+/// registered twice comes twice, as there.
+inline std::vector<NamedTensor> module_tensors(const torch::nn::Module& module) {
+  std::vector<NamedTensor> tensors;
+  append_tensors(module, "", tensors);
+  return tensors;
+}
+
+}  // namespace detail
+
+/// Returns the module's parameters and buffers under Python's names, in the order of Python's
+/// `state_dict()`: views of the module's own numbers, without gradients.
+inline StateDict state_dict(const torch::nn::Module& module) {
+  StateDict result;
+  for (auto& [name, tensor] : detail::module_tensors(module)) result.add(name, tensor.detach());
+  return result;
+}
+
+/// As for a module; takes a holder.
+template <class Impl>
+StateDict state_dict(const torch::nn::ModuleHolder<Impl>& module) {
+  return state_dict(static_cast<const torch::nn::Module&>(*module.ptr()));
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// Says what may differ between a file and the module it is loaded into.
+struct LoadOptions {
+  /// Whether each key must be in both. Without it, keys of one side only are left alone; another
+  /// shape is an error all the same.
+  bool is_strict = true;
+  /// Keys that are left alone on both sides: "fc" stands for fc and for all that begins with "fc.".
+  std::vector<std::string> skip = {};
+  /// Asked for each key whose shapes differ; what it returns is loaded. An undefined tensor, or one
+  /// of another shape than the given one, means that they do not fit.
+  std::function<at::Tensor(const std::string& key, const at::Tensor& stored, at::IntArrayRef shape)>
+      fit = {};
+};
+
+namespace detail {
+
+/// A tensor of the module and what goes into it: an entry of the file, or numbers that are here.
+struct Planned {
+  at::Tensor target;
+  std::optional<std::size_t> entry;
+  at::Tensor source;
+  bool is_counter = false;
+};
+
+/// Compares what a file announces with what a module has, and plans what goes where. Changes
+/// nothing.
+class LoadComparison {
+ public:
+  /// @throws WeightsError  with all problems at once
+  LoadComparison(const torch::nn::Module& module, StateDictReader& reader,
+                 const LoadOptions& options)
+      : reader_(reader), options_(options), targets_(module_tensors(module)) {
+    remove_common_prefix();
+    compare();
+    tolerate_counters();
+    tolerate_shared();
+    refuse_problems();
+  }
+
+  const LoadReport& report() const { return report_; }
+  std::vector<Planned>& plan() { return plan_; }
+
+ private:
+  static constexpr std::string_view kParallelPrefix = "module.";
+  static constexpr std::string_view kCounter = "num_batches_tracked";
+
+  /// DataParallel wraps the module in another one, whose only child is called "module". A module
+  /// that has such a child itself keeps its names.
+  void remove_common_prefix() {
+    const auto begins = [](const auto& name) { return name.starts_with(kParallelPrefix); };
+    const auto& entries = reader_.entries();
+    const bool is_common = !entries.empty() &&
+                           std::all_of(entries.begin(), entries.end(),
+                                       [&](const auto& e) { return begins(e.name); }) &&
+                           std::none_of(targets_.begin(), targets_.end(),
+                                        [&](const auto& t) { return begins(t.first); });
+    if (is_common) report_.removed_prefix = kParallelPrefix;
+    for (const TensorEntry& entry : entries)
+      names_.push_back(entry.name.substr(report_.removed_prefix.size()));
+  }
+
+  bool is_skipped(std::string_view key) const {
+    return std::any_of(options_.skip.begin(), options_.skip.end(), [&](const std::string& prefix) {
+      return key.starts_with(prefix) && !prefix.empty() &&
+             (key.size() == prefix.size() || prefix.back() == '.' || key[prefix.size()] == '.');
+    });
+  }
+
+  void compare() {
+    std::unordered_map<std::string_view, std::size_t> stored;
+    for (std::size_t i = 0; i < names_.size(); ++i) stored.emplace(names_[i], i);
+    std::unordered_set<std::string_view> known;
+    for (const auto& [key, target] : targets_) {
+      known.insert(key);
+      const auto found = stored.find(key);
+      if (is_skipped(key))
+        report_.skipped.push_back(key);
+      else if (found == stored.end())
+        report_.missing.push_back(key);
+      else
+        compare_one(key, target, found->second);
+    }
+    for (const std::string& name : names_) {
+      if (known.contains(name)) continue;
+      (is_skipped(name) ? report_.skipped : report_.unexpected).push_back(name);
+    }
+  }
+
+  void compare_one(const std::string& key, const at::Tensor& target, std::size_t index) {
+    const TensorEntry& entry = reader_.entries()[index];
+    const bool is_complex = at::isComplexType(entry.dtype);
+    const bool fits_kind = !is_complex || at::isComplexType(target.scalar_type());
+    // Before PyTorch 0.4 there were no tensors without dimensions.
+    const bool is_old_scalar = target.dim() == 0 && entry.shape == std::vector<std::int64_t>{1};
+    if (fits_kind && (target.sizes() == entry.shape || is_old_scalar)) {
+      report_.matched.push_back(key);
+      plan_.push_back({target, index, {}, is_counter(key)});
+      return;
+    }
+    at::Tensor fitted;
+    if (fits_kind && options_.fit) fitted = options_.fit(key, reader_.read(index), target.sizes());
+    if (fitted.defined() && fitted.sizes() == target.sizes()) {
+      report_.fitted.push_back(key);
+      plan_.push_back({target, std::nullopt, fitted, is_counter(key)});
+    } else {
+      report_.mismatched.push_back(
+          {key, entry.shape, target.sizes().vec(), entry.dtype, target.scalar_type()});
+    }
+  }
+
+  static bool is_counter(std::string_view key) {
+    return key == kCounter || key.ends_with("." + std::string(kCounter));
+  }
+
+  /// Batch normalisation counts since PyTorch 0.4.1: older files have no counters, and modules
+  /// that count nothing need none.
+  void tolerate_counters() {
+    std::erase_if(report_.unexpected, [&](const std::string& key) {
+      if (is_counter(key)) report_.tolerated.push_back(key);
+      return is_counter(key);
+    });
+    for (const auto& [key, target] : targets_)
+      if (is_counter(key) && std::erase(report_.missing, key) != 0) {
+        report_.tolerated.push_back(key);
+        plan_.push_back({target, std::nullopt, target.detach().clone().zero_(), true});
+      }
+  }
+
+  /// A tensor with two names may be in a file under one of them: safetensors drops the other.
+  void tolerate_shared() {
+    std::unordered_set<const c10::TensorImpl*> loaded;
+    for (const Planned& planned : plan_) loaded.insert(planned.target.unsafeGetTensorImpl());
+    for (const auto& [key, target] : targets_)
+      if (loaded.contains(target.unsafeGetTensorImpl()) && std::erase(report_.missing, key) != 0)
+        report_.tolerated.push_back(key);
+  }
+
+  void refuse_problems() const {
+    const auto is_wanted = [&](const NamedTensor& t) {
+      return !is_counter(t.first) && !is_skipped(t.first);
+    };
+    const auto is_loaded = [&](const Planned& planned) { return !planned.is_counter; };
+    const auto wanted = std::count_if(targets_.begin(), targets_.end(), is_wanted);
+    const bool is_any_loaded = std::any_of(plan_.begin(), plan_.end(), is_loaded);
+    if (wanted != 0 && !is_any_loaded && report_.mismatched.empty())
+      refuse_all(static_cast<std::size_t>(wanted));
+    const bool has_one_sided = !report_.missing.empty() || !report_.unexpected.empty();
+    if (!report_.mismatched.empty() || (options_.is_strict && has_one_sided)) refuse_some();
+  }
+
+  [[noreturn]] void refuse_all(std::size_t wanted) const {
+    std::ostringstream what;
+    what << "0 of " << wanted << " keys of the module are among the " << names_.size()
+         << " of the file";
+    print_keys(what, report_.missing, "keys of the module");
+    print_keys(what, report_.unexpected, "keys of the file");
+    throw WeightsError(ErrorMessage("remat.weights.none")
+                           .where(quoted_source())
+                           .what(what.str())
+                           .cause("it belongs to another network, or its names have another prefix")
+                           .cure("Build the module that the file belongs to, or give its tensors "
+                                 "the module's names in a remat::StateDict"));
+  }
+
+  [[noreturn]] void refuse_some() const {
+    std::ostringstream what;
+    what << report_.loaded_count() << " of " << targets_.size() << " keys match";
+    print_problems(what, report_);
+    what << "; nothing was changed";
+    throw WeightsError(
+        ErrorMessage("remat.weights.keys")
+            .where(quoted_source())
+            .what(what.str())
+            .cause(likeness())
+            .cure(
+                "Build the module that the file belongs to; LoadOptions has is_strict = false for "
+                "keys of one side only, skip for keys to leave alone, fit for other shapes"));
+  }
+
+  /// Says which unexpected names are spelled like missing ones.
+  std::string likeness() const {
+    constexpr std::size_t kAsked = 3, kCandidates = 300, kLongest = 200;
+    std::vector<std::string> candidates;
+    for (const std::string& name : report_.unexpected)
+      if (name.size() <= kLongest && candidates.size() < kCandidates) candidates.push_back(name);
+    std::string text;
+    if (candidates.empty()) return text;
+    for (std::size_t i = 0; i < std::min(kAsked, report_.missing.size()); ++i) {
+      const std::string nearest = nearest_names(report_.missing[i], candidates, 1).front();
+      text += (i == 0 ? "most like \"" : ", most like \"") + printable(report_.missing[i]) +
+              "\" is \"" + printable(nearest) + "\"";
+    }
+    return text;
+  }
+
+  std::string quoted_source() const { return "\"" + reader_.source_name() + "\""; }
+
+  StateDictReader& reader_;
+  const LoadOptions& options_;
+  std::vector<NamedTensor> targets_;
+  std::vector<std::string> names_;
+  std::vector<Planned> plan_;
+  LoadReport report_;
+};
+
+}  // namespace detail
+
+}  // namespace remat
+
+#include <cctype>
+
+namespace remat::detail {
+
+/// A kind of file that is found under the name of a weight file, and is none that can be read.
+struct ForeignKind {
+  std::string_view begins_with;  ///< at `offset`, in lower case
+  std::size_t offset;
+  std::string_view what;
+  std::string_view cure;
+};
+
+inline constexpr std::string_view kSaveAgain =
+    "In Python, load it and write torch.save(model.state_dict(), path)";
+inline constexpr std::string_view kFetchAgain =
+    "Open the address in a browser to see what it answers, and fetch the file itself";
+inline constexpr std::string_view kUnpack = "Unpack it first";
+
+inline constexpr std::array kForeignKinds{
+    ForeignKind{"version https://git-lfs", 0, "a pointer of Git LFS, not the file it stands for",
+                "Run git lfs pull where the file came from"},
+    ForeignKind{"<!doctype html", 0, "a web page", kFetchAgain},
+    ForeignKind{"<html", 0, "a web page", kFetchAgain},
+    ForeignKind{"<?xml", 0, "an XML document, perhaps a server's message", kFetchAgain},
+    ForeignKind{"ustar", 257, "a tar archive: unpack it, or, if torch.save wrote it before 2017,",
+                kSaveAgain},
+    ForeignKind{"\x1f\x8b", 0, "compressed by gzip", kUnpack},
+    ForeignKind{"bzh", 0, "compressed by bzip2", kUnpack},
+    ForeignKind{"\xfd"
+                "7zxz",
+                0, "compressed by xz", kUnpack},
+    ForeignKind{"7z\xbc\xaf", 0, "compressed by 7-zip", kUnpack},
+    ForeignKind{"\x89hdf", 0, "an HDF5 file, as Keras writes it", kSaveAgain},
+    ForeignKind{"\x93numpy", 0, "a NumPy array", kSaveAgain},
+    ForeignKind{"gguf", 0, "a GGUF file", kSaveAgain},
+};
+
+/// Reports that a file is of a kind that is not read, and what to do about it.
+[[noreturn]] inline void throw_kind(const ByteSource& source, std::string_view what,
+                                    std::string_view cure) {
+  throw WeightsError(ErrorMessage("remat.weights.kind")
+                         .where("\"" + source.name() + "\"")
+                         .what("it is " + std::string(what) +
+                               ", and a state dict was expected, written by Python's torch.save or "
+                               "as safetensors")
+                         .cure(cure));
+}
+
+/// Returns the first bytes of a file, by which kinds are told apart.
+inline std::string head_of(const ByteSource& source) {
+  std::string head(static_cast<std::size_t>(std::min<std::uint64_t>(source.size(), 512)), '\0');
+  source.read(0, head.data(), head.size());
+  return head;
+}
+
+/// Names the kind of a file that no reader recognised.
+[[noreturn]] inline void throw_foreign(const ByteSource& source, std::string_view head) {
+  if (head.empty()) throw_kind(source, "empty", "Fetch it again");
+  std::string lower(head);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](char letter) {
+    return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+  });
+  const std::size_t text_begin = std::min(lower.find_first_not_of(" \t\r\n"), lower.size());
+  for (const ForeignKind& kind : kForeignKinds) {
+    const bool begins = lower.compare(std::min(kind.offset, lower.size()), kind.begins_with.size(),
+                                      kind.begins_with) == 0;
+    const bool begins_as_text =
+        kind.offset == 0 &&
+        lower.compare(text_begin, kind.begins_with.size(), kind.begins_with) == 0;
+    if (begins || begins_as_text) throw_kind(source, kind.what, kind.cure);
+  }
+  if (head[0] == '\x80') throw_kind(source, "a pickle that pickle.dump wrote", kSaveAgain);
+  throw_kind(source, "of an unknown kind, and begins with \"" + printable(head, 16) + "\"",
+             kSaveAgain);
+}
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Reads a source from front to back through a small buffer.
+class ByteCursor {
+ public:
+  explicit ByteCursor(const ByteSource& source, std::uint64_t position = 0)
+      : source_(source), position_(std::min(position, source.size())) {}
+
+  const ByteSource& source() const { return source_; }
+  std::uint64_t position() const { return position_; }
+  std::uint64_t remaining() const { return source_.size() - position_; }
+
+  void skip(std::uint64_t count) {
+    require_more(count);
+    position_ += count;
+  }
+
+  /// Reads an unsigned number of `ByteCount` bytes, least significant byte first.
+  template <std::size_t ByteCount>
+    requires(ByteCount >= 1 && ByteCount <= 8)
+  std::uint64_t number() {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < ByteCount; ++i)
+      value |= std::uint64_t{static_cast<unsigned char>(next())} << (8 * i);
+    return value;
+  }
+
+  /// Appends `count` bytes to `text`.
+  void append_to(std::string& text, std::uint64_t count) {
+    require_more(count);  // before memory is asked for: a count may be anything
+    const std::size_t begin = text.size();
+    text.resize(begin + static_cast<std::size_t>(count));
+    source_.read(position_, text.data() + begin, static_cast<std::size_t>(count));
+    position_ += count;
+  }
+
+  char next() {
+    if (position_ < buffer_begin_ || position_ >= buffer_begin_ + buffer_.size()) fill();
+    return buffer_[static_cast<std::size_t>(position_++ - buffer_begin_)];
+  }
+
+ private:
+  static constexpr std::uint64_t kBufferBytes = 1 << 16;
+
+  void require_more(std::uint64_t count) const {
+    if (count > remaining())
+      source_.damaged("it ends at byte " + std::to_string(source_.size()) + ", where " +
+                      std::to_string(count) + " bytes from " + std::to_string(position_) +
+                      " on are announced");
+  }
+
+  void fill() {
+    require_more(1);
+    buffer_.resize(static_cast<std::size_t>(std::min(remaining(), kBufferBytes)));
+    source_.read(position_, buffer_.data(), buffer_.size());
+    buffer_begin_ = position_;
+  }
+
+  const ByteSource& source_;
+  std::uint64_t position_;
+  std::uint64_t buffer_begin_ = 0;
+  std::string buffer_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// What Python and the file formats call one kind of number.
+struct ElementType {
+  std::string_view dtype;          ///< Python's name without `torch.`
+  std::string_view storage_class;  ///< torch.save's name, or empty: then the dtype is written out
+  std::string_view safetensors;    ///< safetensors' name, or empty
+  std::uint64_t byte_count;        ///< of one element
+};
+
+/// @par Source  torch/storage.py (`_dtype_to_storage_type_map`), torch/_utils.py
+/// (`_rebuild_tensor_v3`), safetensors/src/tensor.rs (`Dtype`)
+inline constexpr std::array kElementTypes{
+    ElementType{"float32", "FloatStorage", "F32", 4},
+    ElementType{"float64", "DoubleStorage", "F64", 8},
+    ElementType{"float16", "HalfStorage", "F16", 2},
+    ElementType{"bfloat16", "BFloat16Storage", "BF16", 2},
+    ElementType{"int64", "LongStorage", "I64", 8},
+    ElementType{"int32", "IntStorage", "I32", 4},
+    ElementType{"int16", "ShortStorage", "I16", 2},
+    ElementType{"int8", "CharStorage", "I8", 1},
+    ElementType{"uint8", "ByteStorage", "U8", 1},
+    ElementType{"bool", "BoolStorage", "BOOL", 1},
+    ElementType{"complex64", "ComplexFloatStorage", "C64", 8},
+    ElementType{"complex128", "ComplexDoubleStorage", "", 16},
+    ElementType{"complex32", "", "", 4},
+    ElementType{"uint16", "", "U16", 2},
+    ElementType{"uint32", "", "U32", 4},
+    ElementType{"uint64", "", "U64", 8},
+    ElementType{"float8_e4m3fn", "", "F8_E4M3", 1},
+    ElementType{"float8_e5m2", "", "F8_E5M2", 1},
+    ElementType{"float8_e4m3fnuz", "", "F8_E4M3FNUZ", 1},
+    ElementType{"float8_e5m2fnuz", "", "F8_E5M2FNUZ", 1},
+    ElementType{"float8_e8m0fnu", "", "F8_E8M0", 1},
+    ElementType{"qint8", "QInt8Storage", "", 1},
+    ElementType{"quint8", "QUInt8Storage", "", 1},
+    ElementType{"qint32", "QInt32Storage", "", 4},
+    ElementType{"quint4x2", "QUInt4x2Storage", "", 1},
+    ElementType{"quint2x4", "QUInt2x4Storage", "", 1},
+};
+
+/// Returns the row whose `column` is `name`, or null.
+constexpr const ElementType* find_element_type(std::string_view ElementType::* column,
+                                               std::string_view name) {
+  if (name.empty()) return nullptr;
+  for (const ElementType& type : kElementTypes)
+    if (type.*column == name) return &type;
+  return nullptr;
+}
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// What a name in a pickle stands for. Python would import and call it; here it only says how its
+/// arguments are to be read.
+enum class PickleRole : std::uint8_t {
+  kDictionary,     ///< makes a dictionary, empty or from a list of pairs
+  kTensor,         ///< makes a tensor from a storage, an offset, sizes and strides
+  kFirstArgument,  ///< wraps its first argument: a parameter, a tuple, a typed list
+  kTypedTensor,    ///< calls its first argument with its third: a tensor of a subclass
+  kStorage,        ///< the class of a storage
+  kDtype,          ///< a dtype; it is never called
+  kIgnored,        ///< makes something that holds no weights
+};
+
+struct PickleGlobal {
+  std::string_view module;
+  std::string_view name;
+  PickleRole role;
+};
+
+/// All names that a pickle may contain, beside the storage classes and dtypes of `kElementTypes`.
+///
+/// @par Source  torch/_utils.py, torch/_tensor.py, torch/storage.py; Python's and NumPy's
+/// `__reduce__` for the data that training scripts keep beside the weights
+inline constexpr std::array kPickleGlobals{
+    PickleGlobal{"collections", "OrderedDict", PickleRole::kDictionary},
+    PickleGlobal{"collections", "defaultdict", PickleRole::kIgnored},
+    PickleGlobal{"collections", "Counter", PickleRole::kIgnored},
+    PickleGlobal{"torch._utils", "_rebuild_tensor", PickleRole::kTensor},
+    PickleGlobal{"torch._utils", "_rebuild_tensor_v2", PickleRole::kTensor},
+    PickleGlobal{"torch._utils", "_rebuild_tensor_v3", PickleRole::kTensor},
+    PickleGlobal{"torch._utils", "_rebuild_parameter", PickleRole::kFirstArgument},
+    PickleGlobal{"torch._utils", "_rebuild_parameter_with_state", PickleRole::kFirstArgument},
+    PickleGlobal{"torch.nn.parameter", "Parameter", PickleRole::kFirstArgument},
+    PickleGlobal{"torch.nn.parameter", "Buffer", PickleRole::kFirstArgument},
+    PickleGlobal{"torch._tensor", "_rebuild_from_type_v2", PickleRole::kTypedTensor},
+    PickleGlobal{"torch", "Tensor", PickleRole::kIgnored},
+    PickleGlobal{"torch", "Size", PickleRole::kFirstArgument},
+    PickleGlobal{"torch", "device", PickleRole::kIgnored},
+    PickleGlobal{"torch.storage", "UntypedStorage", PickleRole::kStorage},
+    PickleGlobal{"torch.storage", "_UntypedStorage", PickleRole::kStorage},
+    PickleGlobal{"torch", "UntypedStorage", PickleRole::kStorage},
+    PickleGlobal{"torch.jit._pickle", "restore_type_tag", PickleRole::kFirstArgument},
+    PickleGlobal{"torch.jit._pickle", "build_intlist", PickleRole::kFirstArgument},
+    PickleGlobal{"torch.jit._pickle", "build_doublelist", PickleRole::kFirstArgument},
+    PickleGlobal{"torch.jit._pickle", "build_boollist", PickleRole::kFirstArgument},
+    PickleGlobal{"torch.jit._pickle", "build_tensorlist", PickleRole::kFirstArgument},
+    PickleGlobal{"builtins", "set", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "frozenset", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "complex", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "slice", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "range", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "bytearray", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "object", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "int", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "float", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "list", PickleRole::kIgnored},
+    PickleGlobal{"builtins", "dict", PickleRole::kIgnored},
+    PickleGlobal{"copyreg", "_reconstructor", PickleRole::kIgnored},
+    PickleGlobal{"_codecs", "encode", PickleRole::kIgnored},
+    PickleGlobal{"argparse", "Namespace", PickleRole::kIgnored},
+    PickleGlobal{"types", "SimpleNamespace", PickleRole::kIgnored},
+    PickleGlobal{"pathlib", "PosixPath", PickleRole::kIgnored},
+    PickleGlobal{"pathlib", "WindowsPath", PickleRole::kIgnored},
+    PickleGlobal{"datetime", "datetime", PickleRole::kIgnored},
+    PickleGlobal{"datetime", "date", PickleRole::kIgnored},
+    PickleGlobal{"datetime", "timedelta", PickleRole::kIgnored},
+    PickleGlobal{"numpy", "dtype", PickleRole::kIgnored},
+    PickleGlobal{"numpy", "ndarray", PickleRole::kIgnored},
+    PickleGlobal{"numpy.core.multiarray", "scalar", PickleRole::kIgnored},
+    PickleGlobal{"numpy.core.multiarray", "_reconstruct", PickleRole::kIgnored},
+    PickleGlobal{"numpy._core.multiarray", "scalar", PickleRole::kIgnored},
+    PickleGlobal{"numpy._core.multiarray", "_reconstruct", PickleRole::kIgnored},
+};
+
+/// Returns what the name stands for; nothing if it is not in the table.
+constexpr std::optional<PickleRole> find_role(std::string_view module, std::string_view name) {
+  // Python 2's names of two modules.
+  if (module == "__builtin__") module = "builtins";
+  if (module == "copy_reg") module = "copyreg";
+  for (const PickleGlobal& global : kPickleGlobals)
+    if (global.module == module && global.name == name) return global.role;
+  const bool is_torch = module == "torch" || module == "torch.cuda";
+  if (is_torch && find_element_type(&ElementType::storage_class, name)) return PickleRole::kStorage;
+  if (module == "torch" && find_element_type(&ElementType::dtype, name)) return PickleRole::kDtype;
+  return std::nullopt;
+}
+
+/// Reports a name that is not in the table: nothing that a file names is ever imported or run.
+[[noreturn]] inline void throw_unknown_global(const ByteSource& source, std::string_view module,
+                                              std::string_view name) {
+  ErrorMessage message("remat.weights.global");
+  message.where("\"" + source.name() + "\"")
+      .what("it holds an object of Python's " + printable(module) + "." + printable(name) +
+            ", and only tensors in dictionaries, numbers and texts are read");
+  if (name == "_load_from_bytes")
+    message.cause("it was written by pickle, not by torch.save");
+  else if (name == "_rebuild_qtensor" || name.find("sparse") != std::string_view::npos)
+    message.cause("quantized and sparse tensors are not read");
+  else
+    message.cause(
+        "it was saved as a whole module, or with other Python objects beside the weights");
+  throw WeightsError(
+      message.cure("In Python, load it and write torch.save(model.state_dict(), path)"));
+}
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+using PickleId = std::uint32_t;
+
+enum class PickleKind : std::uint8_t {
+  kNone,
+  kBool,
+  kInteger,
+  kBigInteger,  ///< more than 64 bits: its bytes are the text
+  kReal,        ///< no state dict needs the value of one
+  kText,
+  kSequence,    ///< a list, tuple or set
+  kDictionary,  ///< the items are key, value, key, value, ...
+  kGlobal,      ///< a name from the table
+  kStorage,     ///< a reference to bytes elsewhere in the file; the items say which
+  kTensor,      ///< the items are the arguments of its making
+  kOpaque,      ///< something without weights
+};
+
+/// The values of a pickle, in one list; they refer to each other by index.
+///
+/// A hostile pickle may make a value contain itself. So nothing here owns anything else, and nobody
+/// may walk the values without a limit of depth.
+class PickleValues {
+ public:
+  explicit PickleValues(const ByteSource& source) : source_(source) {}
+
+  PickleKind kind(PickleId id) const { return values_[id].kind; }
+  bool is(PickleId id, PickleKind kind) const { return values_[id].kind == kind; }
+  /// The number of an integer or bool.
+  std::int64_t number(PickleId id) const { return values_[id].number; }
+  /// The role of a global.
+  PickleRole role(PickleId id) const { return static_cast<PickleRole>(values_[id].number); }
+  /// The text of a text, the bytes of a big integer, the name of a global; valid until a value is
+  /// added.
+  std::string_view text(PickleId id) const {
+    const Slice& slice = slices_[values_[id].index];
+    return std::string_view(letters_).substr(slice.begin, slice.size);
+  }
+  /// The items of a sequence, dictionary, storage or tensor; valid until a value is added.
+  std::span<const PickleId> items(PickleId id) const { return lists_[values_[id].index]; }
+  PickleId size() const { return static_cast<PickleId>(values_.size()); }
+  const ByteSource& source() const { return source_; }
+
+  PickleId add(PickleKind kind, std::int64_t number = 0) {
+    charge(1);
+    values_.push_back({kind, 0, number});
+    return size() - 1;
+  }
+
+  /// Adds a value whose text is what has been appended to `letters()` since it had `begin` letters.
+  PickleId add_text(PickleKind kind, std::size_t begin, std::int64_t number = 0) {
+    const PickleId id = add(kind, number);
+    values_[id].index = static_cast<std::uint32_t>(slices_.size());
+    slices_.push_back({begin, letters_.size() - begin});
+    return id;
+  }
+  std::string& letters() { return letters_; }
+
+  PickleId add_list(PickleKind kind, std::vector<PickleId> items = {}) {
+    charge(items.size());
+    const PickleId id = add(kind);
+    values_[id].index = static_cast<std::uint32_t>(lists_.size());
+    lists_.push_back(std::move(items));
+    return id;
+  }
+
+  void append(PickleId list, std::span<const PickleId> items) {
+    charge(items.size());
+    auto& to = lists_[values_[list].index];
+    to.insert(to.end(), items.begin(), items.end());
+  }
+
+ private:
+  struct Value {
+    PickleKind kind;
+    std::uint32_t index;
+    std::int64_t number;
+  };
+  struct Slice {
+    std::size_t begin, size;
+  };
+
+  // Far above any state dict (10,000 tensors need 400,000), far below what fills a memory.
+  static constexpr std::size_t kMostValues = std::size_t{1} << 23;
+
+  void charge(std::size_t count) {
+    charged_ += count;
+    if (charged_ > kMostValues)
+      source_.damaged("its pickle has more than " + std::to_string(kMostValues) + " values");
+  }
+
+  const ByteSource& source_;
+  std::vector<Value> values_;
+  std::vector<std::vector<PickleId>> lists_;
+  std::vector<Slice> slices_;
+  std::string letters_;
+  std::size_t charged_ = 0;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Reports that the opcodes of a pickle make no sense.
+[[noreturn]] inline void refuse_pickle(const ByteCursor& cursor, std::string_view what) {
+  cursor.source().damaged("before byte " + std::to_string(cursor.position()) + " its pickle " +
+                          std::string(what));
+}
+
+/// The stack on which a pickle puts its values together, with marks where groups begin.
+class PickleStack {
+ public:
+  /// @param cursor  where the pickle is read, for messages
+  explicit PickleStack(const ByteCursor& cursor) : cursor_(cursor) {}
+
+  void push(PickleId id) { values_.push_back(id); }
+
+  PickleId top() const {
+    if (values_.size() <= floor()) refuse_pickle(cursor_, "takes a value where there is none");
+    return values_.back();
+  }
+
+  PickleId pop() {
+    const PickleId id = top();
+    values_.pop_back();
+    return id;
+  }
+
+  void mark() {
+    if (marks_.size() == kMostNested) refuse_pickle(cursor_, "is nested too deeply");
+    marks_.push_back(values_.size());
+  }
+
+  std::vector<PickleId> take(std::size_t count) {
+    if (values_.size() < floor() + count)
+      refuse_pickle(cursor_, "takes more values than there are");
+    return take_from(values_.size() - count);
+  }
+
+  std::vector<PickleId> take_to_mark() {
+    if (marks_.empty()) refuse_pickle(cursor_, "ends a group that it never began");
+    const std::size_t begin = floor();
+    marks_.pop_back();
+    return take_from(begin);
+  }
+
+ private:
+  static constexpr std::size_t kMostNested = 1000;
+
+  /// Values below the last mark belong to the group around it.
+  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+
+  std::vector<PickleId> take_from(std::size_t begin) {
+    const auto first = values_.begin() + static_cast<std::ptrdiff_t>(begin);
+    std::vector<PickleId> taken(first, values_.end());
+    values_.erase(first, values_.end());
+    return taken;
+  }
+
+  const ByteCursor& cursor_;
+  std::vector<PickleId> values_;
+  std::vector<std::size_t> marks_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Reads one pickle into values: protocol 2, as torch.save writes it, and what later protocols add
+/// for data. Nothing is imported, called or constructed.
+///
+/// @par Source  Python's Lib/pickletools.py, which describes each opcode
+class Pickle {
+ public:
+  /// Reads from the cursor's position to the end of the pickle.
+  ///
+  /// @return  the value of the whole pickle
+  /// @throws WeightsError  if the bytes are no pickle, or use what is not in the table of names
+  static PickleId read(ByteCursor& cursor, PickleValues& values) {
+    return Pickle(cursor, values).run();
+  }
+
+ private:
+  static constexpr std::size_t kLongestName = 300;
+
+  Pickle(ByteCursor& cursor, PickleValues& values)
+      : cursor_(cursor), values_(values), stack_(cursor) {}
+
+  PickleId run() {
+    for (;;) {
+      const auto opcode = static_cast<unsigned char>(cursor_.next());
+      if (opcode == '.') return stack_.pop();
+      if (push_number(opcode) || push_text(opcode) || arrange(opcode) || build_sequence(opcode) ||
+          build_dictionary(opcode) || remember(opcode) || apply(opcode))
+        continue;
+      refuse("has the opcode " + std::to_string(opcode) + ", which torch.save does not write");
+    }
+  }
+
+  bool push_number(unsigned char opcode) {
+    switch (opcode) {
+      case 'N':
+        stack_.push(values_.add(PickleKind::kNone));
+        return true;
+      case 0x88:
+        stack_.push(values_.add(PickleKind::kBool, 1));
+        return true;
+      case 0x89:
+        stack_.push(values_.add(PickleKind::kBool, 0));
+        return true;
+      case 'K':
+        push_integer(static_cast<std::int64_t>(cursor_.number<1>()));
+        return true;
+      case 'M':
+        push_integer(static_cast<std::int64_t>(cursor_.number<2>()));
+        return true;
+      case 'J':
+        push_integer(static_cast<std::int32_t>(cursor_.number<4>()));
+        return true;
+      case 0x8a:
+        push_long(cursor_.number<1>());
+        return true;
+      case 0x8b:
+        push_long(cursor_.number<4>());
+        return true;
+      case 'G':
+        cursor_.skip(8);
+        stack_.push(values_.add(PickleKind::kReal));
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool push_text(unsigned char opcode) {
+    switch (opcode) {
+      case 'U':
+      case 'C':
+      case 0x8c:
+        push_text_of(cursor_.number<1>());
+        return true;
+      case 'T':
+      case 'X':
+      case 'B':
+        push_text_of(cursor_.number<4>());
+        return true;
+      case 0x8d:
+      case 0x8e:
+      case 0x96:
+        push_text_of(cursor_.number<8>());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool arrange(unsigned char opcode) {
+    switch (opcode) {
+      case 0x80:
+        if (const auto protocol = cursor_.number<1>(); protocol < 2 || protocol > 5)
+          refuse("has protocol " + std::to_string(protocol) + ", 2 to 5 were expected");
+        return true;
+      case 0x95:
+        cursor_.number<8>();
+        return true;  // a frame: only says how much to buffer
+      case '(':
+        stack_.mark();
+        return true;
+      case '0':
+        stack_.pop();
+        return true;
+      case '1':
+        stack_.take_to_mark();
+        return true;
+      case '2':
+        stack_.push(stack_.top());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool build_sequence(unsigned char opcode) {
+    constexpr auto kSequence = PickleKind::kSequence;
+    switch (opcode) {
+      case ')':
+      case ']':
+      case 0x8f:
+        stack_.push(values_.add_list(kSequence));
+        return true;
+      case 't':
+      case 'l':
+      case 0x91:
+        stack_.push(values_.add_list(kSequence, stack_.take_to_mark()));
+        return true;
+      case 0x85:
+        stack_.push(values_.add_list(kSequence, stack_.take(1)));
+        return true;
+      case 0x86:
+        stack_.push(values_.add_list(kSequence, stack_.take(2)));
+        return true;
+      case 0x87:
+        stack_.push(values_.add_list(kSequence, stack_.take(3)));
+        return true;
+      case 'a':
+        extend(kSequence, stack_.take(1));
+        return true;
+      case 'e':
+      case 0x90:
+        extend(kSequence, stack_.take_to_mark());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool build_dictionary(unsigned char opcode) {
+    constexpr auto kDictionary = PickleKind::kDictionary;
+    switch (opcode) {
+      case '}':
+        stack_.push(values_.add_list(kDictionary));
+        return true;
+      case 'd':
+        stack_.push(values_.add_list(kDictionary, in_pairs(stack_.take_to_mark())));
+        return true;
+      case 's':
+        extend(kDictionary, stack_.take(2));
+        return true;
+      case 'u':
+        extend(kDictionary, in_pairs(stack_.take_to_mark()));
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool remember(unsigned char opcode) {
+    switch (opcode) {
+      case 'q':
+        memo_[cursor_.number<1>()] = stack_.top();
+        return true;
+      case 'r':
+        memo_[cursor_.number<4>()] = stack_.top();
+        return true;
+      case 0x94:
+        memo_[memo_.size()] = stack_.top();
+        return true;
+      case 'h':
+        recall(cursor_.number<1>());
+        return true;
+      case 'j':
+        recall(cursor_.number<4>());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool apply(unsigned char opcode) {
+    switch (opcode) {
+      case 'c': {
+        const std::string module = line();
+        push_global(module, line());
+        return true;
+      }
+      case 0x93: {
+        const std::string name = text_of(stack_.pop());
+        push_global(text_of(stack_.pop()), name);
+        return true;
+      }
+      case 'Q':
+        push_storage(stack_.pop());
+        return true;
+      case 'R':
+      case 0x81:
+        call(stack_.take(2));
+        return true;
+      case 0x92:
+        call(stack_.take(3));
+        return true;
+      // Attributes: a dictionary's `_metadata`, a tensor's own. None of them is a weight.
+      case 'b':
+        stack_.pop();
+        stack_.top();
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  void push_integer(std::int64_t number) { stack_.push(values_.add(PickleKind::kInteger, number)); }
+
+  void push_long(std::uint64_t byte_count) {
+    const std::size_t begin = values_.letters().size();
+    cursor_.append_to(values_.letters(), byte_count);
+    if (byte_count > 8) return stack_.push(values_.add_text(PickleKind::kBigInteger, begin));
+    // Two's complement, least significant byte first, as short as it can be.
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < byte_count; ++i)
+      bits |= std::uint64_t{static_cast<unsigned char>(values_.letters()[begin + i])} << (8 * i);
+    const bool is_negative = byte_count != 0 && (bits >> (8 * byte_count - 1) & 1) != 0;
+    if (is_negative && byte_count < 8) bits |= ~std::uint64_t{0} << (8 * byte_count);
+    values_.letters().resize(begin);
+    push_integer(static_cast<std::int64_t>(bits));
+  }
+
+  void push_text_of(std::uint64_t byte_count) {
+    const std::size_t begin = values_.letters().size();
+    cursor_.append_to(values_.letters(), byte_count);
+    stack_.push(values_.add_text(PickleKind::kText, begin));
+  }
+
+  void push_global(const std::string& module, const std::string& name) {
+    const auto role = find_role(module, name);
+    if (!role) throw_unknown_global(values_.source(), module, name);
+    const std::size_t begin = values_.letters().size();
+    values_.letters() += name;
+    stack_.push(values_.add_text(PickleKind::kGlobal, begin, static_cast<std::int64_t>(*role)));
+  }
+
+  void push_storage(PickleId reference) {
+    const bool is_storage = values_.is(reference, PickleKind::kSequence) &&
+                            values_.items(reference).size() >= 5 &&
+                            is_text(values_.items(reference)[0], "storage");
+    if (!is_storage) refuse("refers to something outside that is no storage, perhaps a module");
+    const auto items = values_.items(reference);
+    stack_.push(values_.add_list(PickleKind::kStorage, {items.begin(), items.end()}));
+  }
+
+  void call(const std::vector<PickleId>& callee_and_arguments) {
+    stack_.push(result_of(callee_and_arguments[0], callee_and_arguments[1], 0));
+  }
+
+  PickleId result_of(PickleId callee, PickleId arguments, int depth) {
+    if (!values_.is(callee, PickleKind::kGlobal) || !values_.is(arguments, PickleKind::kSequence))
+      refuse("calls something that cannot be called");
+    // Copied only where the copy is counted: a hostile pickle may pass one long list many times.
+    const auto items = values_.items(arguments);
+    switch (values_.role(callee)) {
+      case PickleRole::kDictionary:
+        return items.empty() ? values_.add_list(PickleKind::kDictionary) : dictionary_of(items[0]);
+      case PickleRole::kTensor:
+        return values_.add_list(PickleKind::kTensor, {items.begin(), items.end()});
+      case PickleRole::kFirstArgument:
+        if (items.empty()) refuse("wraps nothing");
+        return items[0];
+      case PickleRole::kTypedTensor:
+        if (items.size() < 3 || depth > 0) refuse("makes a tensor of a subclass from too little");
+        return result_of(items[0], items[2], depth + 1);
+      default:
+        return values_.add(PickleKind::kOpaque);
+    }
+  }
+
+  /// What Python 2 wrote: OrderedDict([[key, value], ...]).
+  PickleId dictionary_of(PickleId pairs) {
+    if (!values_.is(pairs, PickleKind::kSequence)) refuse("makes a dictionary of no list");
+    const PickleId dictionary = values_.add_list(PickleKind::kDictionary);
+    for (std::size_t i = 0; i < values_.items(pairs).size(); ++i) {
+      const PickleId pair = values_.items(pairs)[i];
+      if (!values_.is(pair, PickleKind::kSequence) || values_.items(pair).size() != 2)
+        refuse("makes a dictionary of something else than pairs");
+      values_.append(dictionary, values_.items(pair));
+    }
+    return dictionary;
+  }
+
+  void extend(PickleKind kind, const std::vector<PickleId>& items) {
+    const PickleId target = stack_.top();
+    if (values_.is(target, PickleKind::kOpaque)) return;
+    if (!values_.is(target, kind)) refuse("adds items to something that has none");
+    values_.append(target, items);
+  }
+
+  std::vector<PickleId> in_pairs(std::vector<PickleId> items) const {
+    if (items.size() % 2 != 0) refuse("has a key without a value");
+    return items;
+  }
+
+  void recall(std::uint64_t index) {
+    const auto found = memo_.find(index);
+    if (found == memo_.end()) refuse("recalls a value that it never remembered");
+    stack_.push(found->second);
+  }
+
+  std::string line() {
+    std::string text;
+    for (char letter = cursor_.next(); letter != '\n'; letter = cursor_.next()) {
+      if (text.size() == kLongestName) refuse("has a name that does not end");
+      text += letter;
+    }
+    return text;
+  }
+
+  std::string text_of(PickleId id) const {
+    if (!values_.is(id, PickleKind::kText) || values_.text(id).size() > kLongestName)
+      refuse("has a name that is none");
+    return std::string(values_.text(id));
+  }
+
+  bool is_text(PickleId id, std::string_view text) const {
+    return values_.is(id, PickleKind::kText) && values_.text(id) == text;
+  }
+
+  [[noreturn]] void refuse(std::string_view what) const { refuse_pickle(cursor_, what); }
+
+  ByteCursor& cursor_;
+  PickleValues& values_;
+  PickleStack stack_;
+  std::unordered_map<std::uint64_t, PickleId> memo_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+// Numbers from files may be anything. Counts stay below 2^62, so that sums of two and signed copies
+// of them cannot overflow either.
+inline constexpr std::uint64_t kMostCounted = std::uint64_t{1} << 62;
+
+/// Returns `a` times `b`, or nothing if that is no count.
+constexpr std::optional<std::uint64_t> checked_product(std::uint64_t a, std::uint64_t b) {
+  if (a != 0 && b > kMostCounted / a) return std::nullopt;
+  return a * b;
+}
+
+/// Returns `a` plus `b`, or nothing if that is no count.
+constexpr std::optional<std::uint64_t> checked_sum(std::uint64_t a, std::uint64_t b) {
+  if (a > kMostCounted || b > kMostCounted - a) return std::nullopt;
+  return a + b;
+}
+
+/// Returns how many elements a tensor of these sizes has; nothing if that is no count, not even
+/// without its sizes of 0: LibTorch multiplies them, too, when it makes strides.
+constexpr std::optional<std::uint64_t> element_count(std::span<const std::int64_t> sizes) {
+  std::optional<std::uint64_t> count = 1;
+  bool is_empty = false;
+  for (const std::int64_t size : sizes) {
+    if (size < 0) return std::nullopt;
+    is_empty = is_empty || size == 0;
+    count = checked_product(*count, size == 0 ? 1 : static_cast<std::uint64_t>(size));
+    if (!count) return std::nullopt;
+  }
+  return is_empty ? 0 : count;
+}
+
+/// Returns the index after the last element that a tensor reaches in its storage; nothing if that
+/// is no count. Strides are not negative.
+constexpr std::optional<std::uint64_t> end_of_elements(std::uint64_t offset,
+                                                       std::span<const std::int64_t> sizes,
+                                                       std::span<const std::int64_t> strides) {
+  std::optional<std::uint64_t> end = checked_sum(offset, 1);
+  for (std::size_t i = 0; i < sizes.size() && end; ++i) {
+    if (sizes[i] < 2) continue;
+    const auto reach = checked_product(static_cast<std::uint64_t>(sizes[i] - 1),
+                                       static_cast<std::uint64_t>(strides[i]));
+    end = reach ? checked_sum(*end, *reach) : std::nullopt;
+  }
+  return end;
+}
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Bytes that one or more tensors of a pickle lie in.
+struct PickledStorage {
+  std::string key;
+  std::uint64_t byte_count = 0;       ///< what the pickle says it has
+  const ElementType* type = nullptr;  ///< null if it is only bytes
+  std::uint64_t view_offset = 0;      ///< in bytes: the old form had storages that begin in others
+};
+
+/// A tensor of a pickle: which bytes, and how it lies in them. All of it has been checked: the last
+/// element lies inside the storage, and no product overflows.
+struct PickledTensor {
+  PickledStorage storage;
+  const ElementType* type = nullptr;
+  std::int64_t offset = 0;  ///< in elements
+  std::vector<std::int64_t> sizes, strides;
+  bool is_conjugate = false;
+  bool is_negative = false;
+
+  /// Bytes of its elements, each counted once.
+  std::uint64_t byte_count() const { return *element_count(sizes) * type->byte_count; }
+};
+
+/// Understands the arguments from which Python would make a tensor.
+///
+/// @par Source  torch/_utils.py: `_rebuild_tensor`, `_rebuild_tensor_v2`, `_rebuild_tensor_v3`
+class PickledTensorReader {
+ public:
+  /// @param name  what the tensor is called in messages
+  PickledTensorReader(const PickleValues& values, std::string_view name)
+      : values_(values), name_(name) {}
+
+  /// @throws WeightsError  if the arguments do not describe a tensor inside its storage
+  PickledTensor read(PickleId id) const {
+    const auto arguments = values_.items(id);
+    if (arguments.size() < 4) refuse("is made from too few arguments");
+    PickledTensor tensor;
+    tensor.storage = read_storage(arguments[0]);
+    tensor.type = tensor.storage.type;
+    tensor.offset = read_integer(arguments[1]);
+    tensor.sizes = read_integers(arguments[2]);
+    tensor.strides = read_integers(arguments[3]);
+    // Beyond requires_grad and hooks: the dtype of the third form, and marks of the second.
+    for (const PickleId extra : arguments.subspan(std::min<std::size_t>(arguments.size(), 6))) {
+      if (is_dtype(extra))
+        tensor.type = find_element_type(&ElementType::dtype, values_.text(extra));
+      if (values_.is(extra, PickleKind::kDictionary)) read_marks(extra, tensor);
+    }
+    if (tensor.type == nullptr) refuse("has no dtype");
+    check_layout(tensor);
+    return tensor;
+  }
+
+  PickledStorage read_storage(PickleId id) const {
+    if (!values_.is(id, PickleKind::kStorage)) refuse("has no storage");
+    const auto items = values_.items(id);  // "storage", class, key, device, element count, view
+    const bool is_known = values_.is(items[1], PickleKind::kGlobal) &&
+                          values_.role(items[1]) == PickleRole::kStorage &&
+                          values_.is(items[2], PickleKind::kText) &&
+                          values_.text(items[2]).size() <= kLongestKey;
+    if (!is_known) refuse("has a storage without class or key");
+    PickledStorage storage;
+    storage.key = values_.text(items[2]);
+    storage.type = find_element_type(&ElementType::storage_class, values_.text(items[1]));
+    const std::uint64_t element_bytes = storage.type == nullptr ? 1 : storage.type->byte_count;
+    storage.byte_count = checked_bytes(items[4], element_bytes);
+    if (items.size() > 5 && values_.is(items[5], PickleKind::kSequence))
+      narrow(storage, values_.items(items[5]), element_bytes);
+    return storage;
+  }
+
+ private:
+  static constexpr std::size_t kMostDimensions = 64;
+  static constexpr std::size_t kLongestKey = 256;
+
+  /// A view of a storage: its own key, offset and size, in elements.
+  void narrow(PickledStorage& storage, std::span<const PickleId> view,
+              std::uint64_t element_bytes) const {
+    if (view.size() != 3) refuse("has a storage that is an incomplete view of another");
+    const std::uint64_t offset = checked_bytes(view[1], element_bytes);
+    const std::uint64_t count = checked_bytes(view[2], element_bytes);
+    if (offset > storage.byte_count || count > storage.byte_count - offset)
+      refuse("has a storage that reaches past the one it lies in");
+    storage.view_offset = offset;
+    storage.byte_count = count;
+  }
+
+  void check_layout(const PickledTensor& tensor) const {
+    if (tensor.sizes.size() != tensor.strides.size()) refuse("has not one stride for each size");
+    const auto count = element_count(tensor.sizes);
+    if (!count || !checked_product(*count, tensor.type->byte_count))
+      refuse("has more elements than can be counted");
+    const auto end =
+        end_of_elements(static_cast<std::uint64_t>(tensor.offset), tensor.sizes, tensor.strides);
+    const auto end_byte = end ? checked_product(*end, tensor.type->byte_count) : std::nullopt;
+    if (!end_byte || (*count != 0 && *end_byte > tensor.storage.byte_count))
+      refuse("reaches past the end of its storage of " + std::to_string(tensor.storage.byte_count) +
+             " bytes");
+  }
+
+  /// `{"conj": True}` and `{"neg": True}`.
+  void read_marks(PickleId dictionary, PickledTensor& tensor) const {
+    const auto items = values_.items(dictionary);
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+      if (!values_.is(items[i], PickleKind::kText)) continue;
+      const bool is_set =
+          values_.is(items[i + 1], PickleKind::kBool) && values_.number(items[i + 1]);
+      if (values_.text(items[i]) == "conj") tensor.is_conjugate = is_set;
+      if (values_.text(items[i]) == "neg") tensor.is_negative = is_set;
+    }
+  }
+
+  bool is_dtype(PickleId id) const {
+    return values_.is(id, PickleKind::kGlobal) && values_.role(id) == PickleRole::kDtype;
+  }
+
+  std::uint64_t checked_bytes(PickleId count, std::uint64_t element_bytes) const {
+    const auto bytes =
+        checked_product(static_cast<std::uint64_t>(read_integer(count)), element_bytes);
+    if (!bytes) refuse("has a storage of more bytes than can be counted");
+    return *bytes;
+  }
+
+  std::int64_t read_integer(PickleId id) const {
+    if (!values_.is(id, PickleKind::kInteger) || values_.number(id) < 0)
+      refuse("has a size, stride or offset that is no count");
+    return values_.number(id);
+  }
+
+  std::vector<std::int64_t> read_integers(PickleId id) const {
+    if (!values_.is(id, PickleKind::kSequence) || values_.items(id).size() > kMostDimensions)
+      refuse("has sizes or strides that are no short list");
+    std::vector<std::int64_t> integers;
+    for (const PickleId item : values_.items(id)) integers.push_back(read_integer(item));
+    return integers;
+  }
+
+  [[noreturn]] void refuse(std::string_view what) const {
+    values_.source().damaged("its tensor \"" + printable(name_) + "\" " + std::string(what));
+  }
+
+  const PickleValues& values_;
+  std::string_view name_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+using NamedPickledTensor = std::pair<std::string, PickledTensor>;
+
+/// Finds the state dict among the values of a pickle and understands its tensors.
+class PickledStateDict {
+ public:
+  /// @return  names and tensors in the file's order; everything else beside them is left out
+  /// @throws WeightsError  if there is no dictionary of tensors, or one of them cannot be right
+  static std::vector<NamedPickledTensor> find(const PickleValues& values, PickleId root) {
+    return PickledStateDict(values).tensors_of(root);
+  }
+
+ private:
+  /// Where training scripts put the weights among epochs, optimizer states and the like.
+  static constexpr std::array<std::string_view, 3> kNestedUnder{"state_dict", "model",
+                                                                "model_state_dict"};
+  static constexpr int kDeepest = 3;
+  static constexpr std::size_t kMostTensors = std::size_t{1} << 18;
+
+  explicit PickledStateDict(const PickleValues& values) : values_(values) {}
+
+  std::vector<NamedPickledTensor> tensors_of(PickleId root) const {
+    if (!values_.is(root, PickleKind::kDictionary))
+      refuse(root_kind(root) + ", a dictionary of tensors was expected");
+    PickleId dictionary = root;
+    for (int depth = 0; depth < kDeepest; ++depth) {
+      const auto nested = nested_in(dictionary);
+      if (!nested) break;
+      dictionary = *nested;
+    }
+    auto tensors = read(dictionary);
+    if (tensors.empty()) refuse("its dictionary holds no tensors, but " + keys_of(dictionary));
+    return tensors;
+  }
+
+  /// A best score may be a tensor, too: so a dictionary inside goes before tensors beside it.
+  std::optional<PickleId> nested_in(PickleId dictionary) const {
+    const auto items = values_.items(dictionary);
+    for (const std::string_view name : kNestedUnder)
+      for (std::size_t i = 0; i + 1 < items.size(); i += 2)
+        if (values_.is(items[i], PickleKind::kText) && values_.text(items[i]) == name &&
+            values_.is(items[i + 1], PickleKind::kDictionary))
+          return items[i + 1];
+    return std::nullopt;
+  }
+
+  std::vector<NamedPickledTensor> read(PickleId dictionary) const {
+    std::vector<NamedPickledTensor> tensors;
+    // Found before they are copied: a hostile pickle may use one long name many times.
+    std::unordered_set<std::string_view> names;
+    const auto items = values_.items(dictionary);
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+      if (!values_.is(items[i + 1], PickleKind::kTensor)) continue;
+      if (!values_.is(items[i], PickleKind::kText))
+        refuse("a tensor of its dictionary has a key that is no text");
+      const std::string_view name = values_.text(items[i]);
+      if (!names.insert(name).second) throw_duplicate("\"" + values_.source().name() + "\"", name);
+      if (names.size() > kMostTensors)
+        values_.source().damaged("it has more than " + std::to_string(kMostTensors) + " tensors");
+      tensors.emplace_back(name, PickledTensorReader(values_, name).read(items[i + 1]));
+    }
+    return tensors;
+  }
+
+  std::string root_kind(PickleId root) const {
+    switch (values_.kind(root)) {
+      case PickleKind::kTensor:
+        return "it holds one tensor without a name";
+      case PickleKind::kSequence:
+        return "it holds a list";
+      default:
+        return "it holds a single value";
+    }
+  }
+
+  std::string keys_of(PickleId dictionary) const {
+    constexpr std::size_t kShown = 5;
+    const auto items = values_.items(dictionary);
+    std::string keys;
+    for (std::size_t i = 0; i + 1 < std::min(items.size(), 2 * kShown); i += 2)
+      if (values_.is(items[i], PickleKind::kText))
+        keys += (keys.empty() ? "\"" : ", \"") + printable(values_.text(items[i])) + "\"";
+    return std::to_string(items.size() / 2) + " other values" + (keys.empty() ? keys : ": " + keys);
+  }
+
+  [[noreturn]] void refuse(std::string_view what) const {
+    throw WeightsError(
+        ErrorMessage("remat.weights.content")
+            .where("\"" + values_.source().name() + "\"")
+            .what(what)
+            .cure(
+                "In Python, write torch.save(model.state_dict(), path); a state dict may also lie "
+                "under the key state_dict, model or model_state_dict"));
+  }
+
+  const PickleValues& values_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// What the two forms of torch.save have in common: a pickle that says how tensors lie in storages,
+/// which are elsewhere in the file.
+class PickledReader : public StateDictReader {
+ public:
+  at::Tensor read(std::size_t index) final {
+    const PickledTensor& pickled = tensors_.at(index);
+    const TensorEntry& entry = entries()[index];
+    // Nothing to fetch, and strides of empty tensors may be anything.
+    if (pickled.byte_count() == 0) return at::empty(entry.shape, entry.dtype);
+    at::Tensor tensor = at::empty({0}, entry.dtype);
+    const auto shift =
+        static_cast<std::int64_t>(pickled.storage.view_offset / pickled.type->byte_count);
+    tensor.set_(storage_of(pickled), pickled.offset + shift, pickled.sizes, pickled.strides);
+    if (pickled.is_conjugate) tensor = tensor.conj();
+    if (pickled.is_negative) tensor = tensor._neg_view();
+    return tensor;
+  }
+
+ protected:
+  explicit PickledReader(std::shared_ptr<const ByteSource> source)
+      : StateDictReader(source->name()), source_(std::move(source)) {}
+
+  const ByteSource& source() const { return *source_; }
+
+  /// Takes over the tensors that the pickle describes.
+  void take(std::vector<NamedPickledTensor> tensors) {
+    std::vector<TensorEntry> entries;
+    for (auto& [name, tensor] : tensors) {
+      const at::ScalarType type = supported_type(source().name(), name, tensor.type->dtype);
+      entries.push_back({std::move(name), tensor.sizes, type, tensor.byte_count()});
+      tensors_.push_back(std::move(tensor));
+    }
+    announce(std::move(entries));
+  }
+
+ private:
+  /// Fetches all bytes of a storage.
+  virtual c10::Storage fetch(const std::string& key) = 0;
+
+  c10::Storage storage_of(const PickledTensor& pickled) {
+    const PickledStorage& wanted = pickled.storage;
+    auto& cached = alive_.try_emplace(wanted.key, no_storage()).first->second;
+    auto alive = cached.lock();
+    const c10::Storage storage = alive ? c10::Storage(std::move(alive)) : fetch(wanted.key);
+    const std::uint64_t announced = wanted.view_offset + wanted.byte_count;
+    if (storage.nbytes() < announced || wanted.view_offset % pickled.type->byte_count != 0)
+      source().damaged("a tensor's bytes are " + std::to_string(storage.nbytes()) +
+                       ", and its pickle announces " + std::to_string(announced));
+    if (pickled.type->dtype == "bool") require_bools(source(), storage.data(), storage.nbytes());
+    cached = storage.getWeakStorageImpl();
+    return storage;
+  }
+
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  static WeakStorage no_storage() { return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()); }
+
+  std::shared_ptr<const ByteSource> source_;
+  std::vector<PickledTensor> tensors_;
+  std::unordered_map<std::string, WeakStorage> alive_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Reads what torch.save wrote before PyTorch 1.6, and still does when asked to: five pickles (a
+/// magic number, the version, facts about the machine, the object, the keys of the storages) and
+/// then the storages, each after its number of elements.
+///
+/// @par Source  torch/serialization.py: `_legacy_save`
+class LegacyReader final : public PickledReader {
+ public:
+  /// The magic number with the opcode before it; later protocols put a frame before that.
+  static bool recognises(std::string_view head) {
+    constexpr std::string_view kMagic{"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 12};
+    return head.starts_with('\x80') && head.substr(0, 24).find(kMagic) != std::string_view::npos;
+  }
+
+  explicit LegacyReader(std::shared_ptr<const ByteSource> bytes) : PickledReader(std::move(bytes)) {
+    PickleValues values(source());
+    ByteCursor cursor(source());
+    Pickle::read(cursor, values);
+    require_version(values, Pickle::read(cursor, values));
+    Pickle::read(cursor, values);
+    const PickleId root = Pickle::read(cursor, values);
+    const PickleId keys = Pickle::read(cursor, values);
+    locate_storages(values, keys, cursor);
+    take(PickledStateDict::find(values, root));
+  }
+
+ private:
+  struct Extent {
+    std::uint64_t begin, size;
+  };
+
+  void require_version(const PickleValues& values, PickleId version) const {
+    constexpr std::int64_t kVersion = 1001;
+    if (!values.is(version, PickleKind::kInteger) || values.number(version) != kVersion)
+      source().damaged("it has another protocol version than 1001");
+  }
+
+  /// The file gives elements, and only the pickle says how large they are.
+  std::unordered_map<std::string, std::uint64_t> element_sizes(const PickleValues& values) const {
+    std::unordered_map<std::string, std::uint64_t> sizes;
+    for (PickleId id = 0; id < values.size(); ++id) {
+      if (!values.is(id, PickleKind::kStorage)) continue;
+      const PickledStorage storage = PickledTensorReader(values, "").read_storage(id);
+      sizes.emplace(storage.key, storage.type == nullptr ? 1 : storage.type->byte_count);
+    }
+    return sizes;
+  }
+
+  void locate_storages(const PickleValues& values, PickleId keys, ByteCursor& cursor) {
+    if (!values.is(keys, PickleKind::kSequence)) source().damaged("it has no list of storages");
+    const auto sizes = element_sizes(values);
+    for (const PickleId id : values.items(keys)) {
+      const auto known =
+          values.is(id, PickleKind::kText) ? sizes.find(std::string(values.text(id))) : sizes.end();
+      if (known == sizes.end()) source().damaged("it lists a storage that nothing refers to");
+      const auto size = checked_product(cursor.number<8>(), known->second);
+      if (!size) source().damaged("it has a storage of more bytes than can be counted");
+      extents_[known->first] = {cursor.position(), *size};
+      cursor.skip(*size);
+    }
+  }
+
+  c10::Storage fetch(const std::string& key) override {
+    const auto found = extents_.find(key);
+    if (found == extents_.end())
+      source().damaged("it lacks the storage \"" + printable(key) + "\"");
+    const auto [begin, size] = found->second;
+    const at::Tensor bytes = at::empty({static_cast<std::int64_t>(size)}, at::ScalarType::Byte);
+    source().read(begin, bytes.data_ptr(), static_cast<std::size_t>(size));
+    return bytes.storage();
+  }
+
+  std::unordered_map<std::string, Extent> extents_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// What the directory of a zip file says about one entry.
+struct ZipEntry {
+  std::uint64_t size = 0;         ///< of the content
+  std::uint64_t packed_size = 0;  ///< in the file
+  bool is_packed = false;
+};
+
+/// The directory of a zip file, checked against the size of the file.
+///
+/// LibTorch's reader, which fetches the contents, asks for the memory that an entry claims before
+/// it looks whether the file has that much, and its older versions do not tell the size. So the
+/// claims are read and checked here first.
+///
+/// @par Source  PKWARE's APPNOTE.TXT, sections 4.3.12 to 4.3.16 and 4.5.3
+class ZipDirectory {
+ public:
+  /// @throws WeightsError  if it is no directory, or claims what the file cannot hold
+  explicit ZipDirectory(const ByteSource& source) : source_(source) { read(find_directory()); }
+
+  /// Entries by name; the folder around all of them, which torch.save makes, is left out.
+  const std::map<std::string, ZipEntry, std::less<>>& entries() const { return entries_; }
+
+  const ZipEntry* find(std::string_view name) const {
+    const auto found = entries_.find(name);
+    return found == entries_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  struct Extent {
+    std::uint64_t begin, size, count;
+  };
+
+  static constexpr std::uint64_t kEndBytes = 22;
+  static constexpr std::uint64_t kLocatorBytes = 20;
+  static constexpr std::uint64_t kBigEndBytes = 56;
+  static constexpr std::uint64_t kEntryBytes = 46;
+  static constexpr std::uint64_t kLocalBytes = 30;
+  static constexpr std::uint64_t kMostEntries = 1 << 20;
+
+  static std::uint64_t number(std::string_view bytes, std::size_t begin, std::size_t count) {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < count; ++i)
+      value |= std::uint64_t{static_cast<unsigned char>(bytes[begin + i])} << (8 * i);
+    return value;
+  }
+
+  std::string fetch(std::uint64_t begin, std::uint64_t count) const {
+    std::string bytes(static_cast<std::size_t>(count), '\0');
+    source_.read(begin, bytes.data(), bytes.size());
+    return bytes;
+  }
+
+  /// The end record is the last thing in the file, before a comment of at most 64 KiB.
+  Extent find_directory() const {
+    const std::uint64_t tail_size = std::min(source_.size(), kEndBytes + 0xffff);
+    const std::uint64_t tail_begin = source_.size() - tail_size;
+    const std::string tail = fetch(tail_begin, tail_size);
+    const std::size_t at = tail_size < kEndBytes
+                               ? std::string::npos
+                               : tail.rfind("PK\x05\x06", tail.size() - kEndBytes);
+    if (at == std::string::npos) refuse("is a zip file without its directory, which ends the file");
+    Extent extent{number(tail, at + 16, 4), number(tail, at + 12, 4), number(tail, at + 10, 2)};
+    const std::uint64_t end = tail_begin + at;
+    if (end >= kLocatorBytes)
+      if (const auto locator = fetch(end - kLocatorBytes, kLocatorBytes);
+          locator.starts_with("PK\x06\x07"))
+        extent = big_directory(number(locator, 8, 8), end);
+    if (extent.size > end || extent.begin > end - extent.size ||
+        extent.count > extent.size / kEntryBytes || extent.count > kMostEntries)
+      refuse("has a zip directory that does not fit into the file");
+    return extent;
+  }
+
+  Extent big_directory(std::uint64_t begin, std::uint64_t end) const {
+    if (end < kBigEndBytes || begin > end - kBigEndBytes)
+      refuse("has a zip directory that lies outside of the file");
+    const std::string record = fetch(begin, kBigEndBytes);
+    if (!record.starts_with("PK\x06\x06")) refuse("has a damaged zip directory");
+    return {number(record, 48, 8), number(record, 40, 8), number(record, 32, 8)};
+  }
+
+  void read(const Extent& extent) {
+    const std::string bytes = fetch(extent.begin, extent.size);
+    std::string_view rest = bytes;
+    std::string folder;
+    for (std::uint64_t i = 0; i < extent.count; ++i) {
+      if (rest.size() < kEntryBytes || !rest.starts_with("PK\x01\x02"))
+        refuse("has a damaged zip directory");
+      const std::size_t name_size = number(rest, 28, 2);
+      const std::size_t extra_size = number(rest, 30, 2);
+      const std::size_t total = kEntryBytes + name_size + extra_size + number(rest, 32, 2);
+      if (rest.size() < total) refuse("has a zip directory that is cut short");
+      const std::string_view name = rest.substr(kEntryBytes, name_size);
+      // LibTorch's reader takes the first entry's folder for that of all.
+      if (i == 0) folder = name.substr(0, name.find('/') + 1);
+      if (!name.starts_with(folder)) refuse("has zip entries that are not in one folder");
+      add(std::string(name.substr(folder.size())), rest.substr(0, kEntryBytes),
+          rest.substr(kEntryBytes + name_size, extra_size), extent.begin);
+      rest.remove_prefix(total);
+    }
+  }
+
+  void add(std::string name, std::string_view fixed, std::string_view extra, std::uint64_t limit) {
+    constexpr std::uint64_t kElsewhere = 0xffffffff;
+    ZipEntry entry{number(fixed, 24, 4), number(fixed, 20, 4), number(fixed, 10, 2) != 0};
+    std::uint64_t local = number(fixed, 42, 4);
+    std::string_view big = big_numbers(extra);
+    for (std::uint64_t* value : {&entry.size, &entry.packed_size, &local}) {
+      if (*value != kElsewhere) continue;
+      if (big.size() < 8) refuse("has a zip entry without its size");
+      *value = number(big, 0, 8);
+      big.remove_prefix(8);
+    }
+    check(name, entry, local, limit, number(fixed, 8, 2));
+    if (!entries_.emplace(name, entry).second)
+      refuse("has two zip entries of the name \"" + printable(name) + "\"");
+  }
+
+  void check(std::string_view name, const ZipEntry& entry, std::uint64_t local, std::uint64_t limit,
+             std::uint64_t flags) {
+    // What deflate can make of one byte at the very best.
+    constexpr std::uint64_t kBestRatio = 1032;
+    const bool is_inside = local < limit && limit - local >= kLocalBytes &&
+                           entry.packed_size <= limit - local - kLocalBytes;
+    const bool is_possible = entry.is_packed ? entry.size / kBestRatio <= entry.packed_size
+                                             : entry.size == entry.packed_size;
+    // Entries that share their bytes would let a small file fill any memory.
+    total_packed_ += entry.packed_size;
+    if (!is_inside || !is_possible || total_packed_ > limit)
+      refuse("has the zip entry \"" + printable(name) + "\" of " + std::to_string(entry.size) +
+             " bytes, which the file cannot hold");
+    if ((flags & 1) != 0) refuse("has encrypted zip entries");
+  }
+
+  /// The content of the extra field that holds numbers of 64 bits, or nothing.
+  static std::string_view big_numbers(std::string_view extra) {
+    while (extra.size() >= 4) {
+      const std::size_t size = number(extra, 2, 2);
+      if (size > extra.size() - 4) break;
+      if (number(extra, 0, 2) == 1) return extra.substr(4, size);
+      extra.remove_prefix(4 + size);
+    }
+    return {};
+  }
+
+  [[noreturn]] void refuse(std::string_view what) const {
+    source_.damaged("it " + std::string(what));
+  }
+
+  const ByteSource& source_;
+  std::map<std::string, ZipEntry, std::less<>> entries_;
+  std::uint64_t total_packed_ = 0;
+};
+
+}  // namespace remat::detail
+
+#include <exception>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
+#include <caffe2/serialize/inline_container.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+
+namespace remat::detail {
+
+/// Fetches contents from a zip file through LibTorch's own reader, one at a time.
+class Archive {
+ public:
+  /// Fills `count` bytes at `into` from `offset`, or throws.
+  using ReadBytes = std::function<void(std::uint64_t offset, void* into, std::size_t count)>;
+
+  Archive(std::uint64_t size, ReadBytes read)
+      : adapter_(std::make_shared<Adapter>(size, std::move(read))) {
+    reader_ = guarded([&] { return std::make_unique<Reader>(adapter_); });
+  }
+
+  /// Returns the content of one entry, as bytes aligned as LibTorch aligns those of tensors.
+  ///
+  /// @param name  without the folder around all entries
+  /// @throws std::runtime_error  if LibTorch's reader cannot make sense of the file
+  c10::Storage fetch(const std::string& name) {
+    auto [bytes, size] = guarded([&] { return reader_->getRecord(name); });
+    return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(bytes),
+                        c10::GetCPUAllocator(), /*resizable=*/false);
+  }
+
+ private:
+  using Reader = caffe2::serialize::PyTorchStreamReader;
+
+  /// C code calls this: an exception waits here until it is past.
+  class Adapter final : public caffe2::serialize::ReadAdapterInterface {
+   public:
+    Adapter(std::uint64_t size, ReadBytes read) : size_(size), read_(std::move(read)) {}
+
+    std::size_t size() const override { return static_cast<std::size_t>(size_); }
+
+    std::size_t read(std::uint64_t offset, void* into, std::size_t count,
+                     const char*) const override {
+      try {
+        read_(offset, into, count);
+        return count;
+      } catch (...) {
+        failure_ = std::current_exception();
+        return 0;
+      }
+    }
+
+    void rethrow_failure() const {
+      if (auto failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
+    }
+
+   private:
+    std::uint64_t size_;
+    ReadBytes read_;
+    mutable std::exception_ptr failure_;
+  };
+
+  /// Lets exceptions of `read` through, and turns LibTorch's into their first line.
+  template <class Call>
+  std::invoke_result_t<Call> guarded(Call call) {
+    try {
+      return call();
+    } catch (const c10::Error& error) {
+      adapter_->rethrow_failure();
+      const std::string text = error.what_without_backtrace();
+      throw std::runtime_error(text.substr(0, text.find('\n')));
+    }
+  }
+
+  std::shared_ptr<Adapter> adapter_;
+  std::unique_ptr<Reader> reader_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Reads what torch.save has written since PyTorch 1.6: a zip file with a pickle, `data.pkl`, and
+/// one entry for each storage.
+class ZipReader final : public PickledReader {
+ public:
+  ZipReader(std::shared_ptr<const ByteSource> bytes, ZipDirectory directory)
+      : PickledReader(std::move(bytes)),
+        directory_(std::move(directory)),
+        archive_(open_archive()) {
+    const c10::Storage pickle = entry("data.pkl");
+    const MemorySource pickle_source(source().name(), view(pickle));
+    PickleValues values(pickle_source);
+    ByteCursor cursor(pickle_source);
+    const PickleId root = Pickle::read(cursor, values);
+    require_little_endian();
+    take(PickledStateDict::find(values, root));
+  }
+
+ private:
+  static std::string_view view(const c10::Storage& storage) {
+    return {static_cast<const char*>(storage.data()), storage.nbytes()};
+  }
+
+  c10::Storage fetch(const std::string& key) override { return entry("data/" + key); }
+
+  Archive open_archive() const {
+    return translated([&] {
+      return Archive(source().size(), [this](std::uint64_t offset, void* into, std::size_t count) {
+        source().read(offset, into, count);
+      });
+    });
+  }
+
+  c10::Storage entry(const std::string& name) {
+    const ZipEntry* known = directory_.find(name);
+    if (known == nullptr) source().damaged("it has no entry \"" + printable(name) + "\"");
+    c10::Storage storage = translated([&] { return archive_.fetch(name); });
+    if (storage.nbytes() != known->size)
+      source().damaged("its entry \"" + printable(name) + "\" has another size than announced");
+    return storage;
+  }
+
+  void require_little_endian() {
+    if (directory_.find("byteorder") == nullptr) return;
+    const c10::Storage order = entry("byteorder");
+    if (view(order) == "little") return;
+    throw WeightsError(ErrorMessage("remat.weights.kind")
+                           .where("\"" + source().name() + "\"")
+                           .what("its numbers have the byte order \"" + printable(view(order), 20) +
+                                 "\", and only \"little\" is read")
+                           .cure("In Python, load it and save it on a little-endian machine"));
+  }
+
+  template <class Call>
+  std::invoke_result_t<Call> translated(Call call) const {
+    try {
+      return call();
+    } catch (const WeightsError&) {
+      throw;
+    } catch (const std::exception& error) {
+      source().damaged("LibTorch's zip reader reports: " + printable(error.what(), 300));
+    }
+  }
+
+  ZipDirectory directory_;
+  Archive archive_;
+};
+
+}  // namespace remat::detail
+
+namespace remat {
+
+namespace detail {
+
+/// A file format whose reader lives in a header of its own, which registers it when it is included.
+struct WeightFormat {
+  bool (*recognises)(const ByteSource& source, std::string_view head);
+  std::unique_ptr<StateDictReader> (*open)(std::shared_ptr<const ByteSource> source);
+  WeightFormat* next = nullptr;
+};
+
+// Constant, so that formats may register before anything else in the process is initialised.
+inline constinit std::atomic<WeightFormat*> first_weight_format{nullptr};
+
+/// Makes `open_state_dict` know a format from now on. It must live as long as the process.
+inline bool register_format(WeightFormat& format) {
+  format.next = first_weight_format.load();
+  while (!first_weight_format.compare_exchange_weak(format.next, &format)) {
+  }
+  return true;
+}
+
+inline bool looks_like_safetensors(const ByteSource& source, std::string_view head) {
+  constexpr std::size_t kLengthBytes = 8;
+  if (head.size() <= kLengthBytes || head[kLengthBytes] != '{') return false;
+  std::uint64_t header_size = 0;
+  for (std::size_t i = 0; i < kLengthBytes; ++i)
+    header_size |= std::uint64_t{static_cast<unsigned char>(head[i])} << (8 * i);
+  // Texts of eight bytes are far larger numbers than any header has bytes.
+  return header_size < (std::uint64_t{1} << 40) && source.size() > kLengthBytes;
+}
+
+inline std::unique_ptr<StateDictReader> open_zip(std::shared_ptr<const ByteSource> source) {
+  ZipDirectory directory(*source);
+  if (directory.find("constants.pkl") != nullptr)
+    throw_kind(
+        *source, "an archive of TorchScript, as torch.jit.save and torch::save of C++ write it",
+        "Read it with torch::load(module, path) if C++ wrote it, else with torch::jit::load; "
+        "or in Python write torch.save(torch.jit.load(path).state_dict(), other)");
+  if (directory.find("data.pkl") == nullptr)
+    throw_kind(*source, "a zip file that torch.save did not write", kUnpack);
+  return std::make_unique<ZipReader>(std::move(source), std::move(directory));
+}
+
+/// Opens what lies in `source`, by its first bytes.
+inline std::unique_ptr<StateDictReader> open_source(std::shared_ptr<const ByteSource> source) {
+  const std::string head = head_of(*source);
+  if (head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06"))
+    return open_zip(std::move(source));
+  if (LegacyReader::recognises(head)) return std::make_unique<LegacyReader>(std::move(source));
+  for (auto* format = first_weight_format.load(); format != nullptr; format = format->next)
+    if (format->recognises(*source, head)) return format->open(std::move(source));
+  if (looks_like_safetensors(*source, head))
+    throw_kind(*source,
+               "a safetensors file, whose reader needs nlohmann-json and is not compiled in",
+               "Add #include \"remat/weights/safetensors.hpp\" to one source of the program");
+  throw_foreign(*source, head);
+}
+
+}  // namespace detail
+
+/// Opens a weight file for reading its tensors one at a time.
+///
+/// Formats are told apart by their first bytes, never by the file's name: what Python's torch.save
+/// wrote, in the zip form and the one before it, and, if `remat/weights/safetensors.hpp` is
+/// included anywhere in the program, safetensors. Nothing in a file is ever executed.
+///
+/// @throws WeightsError  if the file cannot be read, is of another kind, is damaged or holds what
+/// is
+///                       not in the table of allowed names; the message says which, and the cure
+inline std::unique_ptr<StateDictReader> open_state_dict(const std::filesystem::path& path) {
+  return detail::open_source(std::make_shared<detail::FileSource>(path));
+}
+
+/// Reads all tensors of a weight file to the CPU, under the names that the file gives them.
+///
+/// @throws WeightsError  as `open_state_dict`
+inline StateDict read_state_dict(const std::filesystem::path& path) {
+  const auto reader = open_state_dict(path);
+  StateDict state_dict;
+  for (std::size_t i = 0; i < reader->entries().size(); ++i)
+    state_dict.add(reader->entries()[i].name, reader->read(i));
+  return state_dict;
+}
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+/// A state dict as something to read from.
+class StateDictView final : public StateDictReader {
+ public:
+  explicit StateDictView(const StateDict& state_dict)
+      : StateDictReader("a remat::StateDict"), state_dict_(state_dict) {
+    std::vector<TensorEntry> entries;
+    for (const auto& [name, tensor] : state_dict_)
+      entries.push_back({name, tensor.sizes().vec(), tensor.scalar_type(), tensor.nbytes()});
+    announce(std::move(entries));
+  }
+
+  at::Tensor read(std::size_t index) override {
+    return (state_dict_.begin() + static_cast<std::ptrdiff_t>(index))->second;
+  }
+
+ private:
+  const StateDict& state_dict_;
+};
+
+/// Puts back what was there before; a tensor that refuses keeps the others from nothing.
+inline void restore(std::span<const Planned> changed) noexcept {
+  for (const Planned& planned : changed) {
+    try {
+      planned.target.copy_(planned.source);
+    } catch (...) {
+    }
+  }
+}
+
+/// Everything that a file can cause has happened before. What is left, a device without memory
+/// for instance, must not leave half of a module either.
+inline void copy_planned(std::vector<Planned>& plan) {
+  at::NoGradGuard no_grad;
+  std::size_t done = 0;
+  try {
+    for (Planned& planned : plan) {
+      at::Tensor before = planned.target.detach().clone();
+      const at::Tensor source = std::exchange(planned.source, std::move(before));
+      ++done;
+      planned.target.copy_(source.reshape(planned.target.sizes()));
+    }
+  } catch (...) {
+    restore(std::span(plan).first(done));
+    throw;
+  }
+}
+
+}  // namespace detail
+
+/// Copies the tensors of a weight file into a module: parameters and buffers, by Python's names.
+///
+/// All is compared and read before anything is changed, so that a file that does not fit, or turns
+/// out damaged, leaves the module as it was. Values are converted to the dtype of the module's
+/// tensor, whose device and `requires_grad` stay; the tensors themselves stay, too, so that
+/// optimizers keep them. Meanwhile the file's tensors are in memory once.
+///
+/// "module." is taken off the file's names if all of them begin with it and none of the module's
+/// does. A `num_batches_tracked` may be missing (then it becomes 0) or be there without need, and a
+/// tensor that the module has under two names may be in the file under one.
+///
+/// @param reader  for one module after the other from the same file
+/// @return        what became of each key
+/// @throws WeightsError  if keys differ (listing all of them) or the file cannot be read, and, even
+///                       when not strict, if no key of the module is in the file
+inline LoadReport load_weights(torch::nn::Module& module, StateDictReader& reader,
+                               const LoadOptions& options = {}) {
+  detail::LoadComparison comparison(module, reader, options);
+  for (detail::Planned& planned : comparison.plan())
+    if (planned.entry) planned.source = reader.read(*planned.entry);
+  detail::copy_planned(comparison.plan());
+  return comparison.report();
+}
+
+/// As from a reader; opens the file.
+inline LoadReport load_weights(torch::nn::Module& module, const std::filesystem::path& path,
+                               const LoadOptions& options = {}) {
+  return load_weights(module, *open_state_dict(path), options);
+}
+
+/// As from a reader; takes tensors that are in memory.
+inline LoadReport load_weights(torch::nn::Module& module, const StateDict& state_dict,
+                               const LoadOptions& options = {}) {
+  detail::StateDictView view(state_dict);
+  return load_weights(module, view, options);
+}
+
+/// As for a module; takes a holder.
+template <class Impl, class Source>
+  requires requires(torch::nn::Module& module, Source&& source) {
+    load_weights(module, std::forward<Source>(source));
+  }
+LoadReport load_weights(const torch::nn::ModuleHolder<Impl>& module, Source&& source,
+                        const LoadOptions& options = {}) {
+  return load_weights(static_cast<torch::nn::Module&>(*module.ptr()), std::forward<Source>(source),
+                      options);
+}
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+/// Returns the folder in which torchvision keeps what it has fetched.
+///
+/// @par Source  PyTorch's `torch.hub.get_dir`: TORCH_HOME, else `torch` in XDG_CACHE_HOME or
+/// ~/.cache
+inline std::filesystem::path torchvision_cache() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody here sets it
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  std::filesystem::path home = variable("TORCH_HOME");
+  if (home.empty()) {
+    const std::filesystem::path cache = variable("XDG_CACHE_HOME");
+    home = (cache.empty() ? variable("HOME") / ".cache" : cache) / "torch";
+  }
+  return home / "hub" / "checkpoints";
+}
+
+/// Whether the stored head has the shapes of the backbone's; a file without one counts as fitting.
+inline bool does_head_fit(const Backbone& backbone, const StateDictReader& file) {
+  const auto parameters = backbone.named_parameters();
+  return std::ranges::all_of(file.entries(), [&](const TensorEntry& entry) {
+    std::string_view name = entry.name;
+    if (name.starts_with("module.")) name.remove_prefix(7);
+    if (!name.starts_with(backbone.head())) return true;
+    const torch::Tensor* mine = parameters.find(std::string(name));
+    return mine != nullptr && mine->sizes() == at::IntArrayRef(entry.shape);
+  });
+}
+
+inline bool has_projection(const StateDictReader& file) {
+  return std::ranges::any_of(file.entries(), [](const TensorEntry& entry) {
+    return entry.name.find("projection.") != std::string::npos;
+  });
+}
+
+}  // namespace detail
+
+/// Loads a weight file of the same network, published or saved by us, into a backbone.
+///
+/// As `load_weights`, and besides: the first convolution is folded if the file is for another
+/// number of channels, position embeddings are resized for another image size, a head for another
+/// number of classes is left as it is with a warning, or passed over if the backbone has none, and
+/// a `projection` that the file does not know stays as initialised.
+///
+/// @return  what became of each key
+/// @throws WeightsError  if anything else differs; then nothing has changed
+inline LoadReport load_backbone_weights(Backbone& backbone, const std::filesystem::path& path) {
+  const auto file = open_state_dict(path);
+  LoadOptions options;
+  options.fit = [&backbone](const std::string& key, const torch::Tensor& stored,
+                            at::IntArrayRef shape) {
+    return backbone.fit_weight(key, stored, shape);
+  };
+  const bool is_head_skipped =
+      backbone.num_classes() == 0 || !detail::does_head_fit(backbone, *file);
+  if (is_head_skipped) options.skip.push_back(backbone.head());
+  if (!detail::has_projection(*file)) options.skip.emplace_back("projection.");
+  const LoadReport report = load_weights(backbone, *file, options);
+  if (is_head_skipped && backbone.num_classes() != 0)
+    TORCH_WARN("remat: ", backbone.name(), ": the head in ", path.string(), " is not for ",
+               backbone.num_classes(), " classes: \"", backbone.head(),
+               "*\" stays as it was initialised");
+  return report;
+}
+
+namespace detail {
+
+/// Returns the published file in torchvision's cache.
+///
+/// @throws WeightsError  with the Python line that fetches it, if it is not there
+inline std::filesystem::path published_weights(std::string_view name) {
+  const PublishedModel& model = published_model(name);
+  std::filesystem::path path = torchvision_cache() / model.weights_file;
+  if (!std::filesystem::exists(path))
+    throw WeightsError(
+        ErrorMessage("remat.weights.not_cached")
+            .where(name)
+            .what("pretrained = true was given, and there is no " + path.string())
+            .cause("The published weights have not been fetched to this machine")
+            .cure("Fetch them with Python's `import torchvision; " + model.python_line() +
+                  "`, set TORCH_HOME to where they are, or give the file as weights"));
+  return path;
+}
+
+/// Loads what the options ask for, if they do.
+inline void load_initial_weights(Backbone& backbone) {
+  const BackboneOptions& options = backbone.options();
+  if (options.pretrained)
+    load_backbone_weights(backbone, published_weights(backbone.name()));
+  else if (!options.weights.empty())
+    load_backbone_weights(backbone, options.weights);
+}
+
+}  // namespace detail
+
+}  // namespace remat
+
+namespace remat {
+
+/// A backbone that is built from one row of its family's table.
+///
+/// @tparam Impl        the class that derives from this, constructible from a design, options and
+/// an empty chain; `Impl::kFamily` names the family, `Impl::designs()` is the table
+/// @tparam DesignType  a row: the network's `name` and its numbers
+template <class Impl, class DesignType>
+class FamilyBackbone : public ChainBackbone {
+ public:
+  using Design = DesignType;
+
+  /// Returns the numbers that this was built from.
+  const Design& design() const { return design_; }
+
+ protected:
+  FamilyBackbone(const Design& design, std::int64_t raw_feature_dim, const BackboneOptions& options,
+                 CheckpointedChain chain)
+      : ChainBackbone(std::string(design.name), raw_feature_dim, options, std::move(chain)),
+        design_(design) {}
+
+ private:
+  std::shared_ptr<Backbone> build_again() const final {
+    return std::make_shared<Impl>(design_, options(), CheckpointedChain(chain()->empty_copy()));
+  }
+
+  Design design_;
+};
+
+namespace detail {
+
+[[noreturn]] inline void refuse_backbone_name(std::string_view where, std::string_view given,
+                                              const std::vector<std::string>& names,
+                                              std::string_view cure) {
+  throw ArgumentError(ErrorMessage("remat.backbone.unknown")
+                          .where(where)
+                          .what("there is no backbone \"" + std::string(given) +
+                                "\"; the nearest names are " +
+                                quoted_list(nearest_names(given, names)))
+                          .cure(cure));
+}
+
+/// Returns the row of the family's table.
+///
+/// @throws ArgumentError  with the nearest names if there is none
+template <class Impl>
+const typename Impl::Design& find_design(std::string_view name) {
+  std::vector<std::string> names;
+  for (const typename Impl::Design& design : Impl::designs()) {
+    if (design.name == name) return design;
+    names.emplace_back(design.name);
+  }
+  refuse_backbone_name("remat::" + std::string(Impl::kFamily), name, names,
+                       "remat::create_backbone builds those of the other families");
+}
+
+/// Builds a network and gives it the weights that its options ask for.
+template <class Impl>
+std::shared_ptr<Impl> build_backbone(const typename Impl::Design& design,
+                                     const BackboneOptions& options, CheckpointedChain chain) {
+  const auto backbone = std::make_shared<Impl>(design, options, std::move(chain));
+  load_initial_weights(*backbone);
+  return backbone;
+}
+
+}  // namespace detail
+
+/// Holds a backbone of one family whose features are checkpointed by `PolicyType`.
+///
+/// The policy's pattern, rule and keep policy are values from here on: the modules behind are no
+/// templates.
+template <class Impl, class PolicyType>
+class BackboneHolder : public torch::nn::ModuleHolder<Impl> {
+ public:
+  using Design = typename Impl::Design;
+  using Policy = PolicyType;
+
+  /// Makes a holder of nothing, to be assigned later.
+  BackboneHolder(std::nullptr_t)  // NOLINT(*-explicit-*): as LibTorch's holders
+      : torch::nn::ModuleHolder<Impl>(nullptr) {}
+  /// Holds what is there, as `register_module` returns it.
+  BackboneHolder(std::shared_ptr<Impl> module)  // NOLINT(*-explicit-*): as LibTorch's holders
+      : torch::nn::ModuleHolder<Impl>(std::move(module)) {}
+  /// Builds the network of that name.
+  ///
+  /// @throws ArgumentError  for a name that the family has not, and for options that cannot be
+  explicit BackboneHolder(std::string_view name, const BackboneOptions& options = {})
+      : BackboneHolder(detail::find_design<Impl>(name), options) {}
+  /// Builds a network by a design of one's own.
+  explicit BackboneHolder(const Design& design, const BackboneOptions& options = {})
+      : torch::nn::ModuleHolder<Impl>(detail::build_backbone<Impl>(design, options, Policy())) {}
+};
+
+/// A network whose name is in the type.
+template <class Family, detail::Literal name>
+class NamedBackbone : public Family {
+  static_assert(std::ranges::any_of(Family::ContainedType::designs(),
+                                    [](const auto& design) { return design.name == name.view(); }),
+                "remat::NamedBackbone<Family, name> needs a name from the family's table");
+
+ public:
+  NamedBackbone(std::nullptr_t) : Family(nullptr) {}  // NOLINT(*-explicit-*): as LibTorch's holders
+  NamedBackbone(
+      std::shared_ptr<typename Family::ContainedType> module)  // NOLINT(*-explicit-*): likewise
+      : Family(std::move(module)) {}
+  explicit NamedBackbone(const BackboneOptions& options = {}) : Family(name.view(), options) {}
+};
+
+}  // namespace remat
+
+namespace remat::blocks {
+
+/// A function of one tensor, element by element; null stands for none.
+///
+/// The type holds no state, so that a block can copy and clone it.
+using Activation = torch::Tensor (*)(torch::Tensor);
+
+/// The activations of the backbones. A name that ends in `_` writes into its argument, as
+/// LibTorch's: which of the two a network uses decides how much memory it needs, and is
+/// torchvision's choice.
+namespace activations {
+
+inline torch::Tensor relu(torch::Tensor x) { return x.relu(); }
+inline torch::Tensor relu_(torch::Tensor x) { return x.relu_(); }
+inline torch::Tensor relu6_(torch::Tensor x) { return at::relu6_(x); }
+inline torch::Tensor silu(torch::Tensor x) { return at::silu(x); }
+inline torch::Tensor silu_(torch::Tensor x) { return at::silu_(x); }
+inline torch::Tensor gelu(torch::Tensor x) { return at::gelu(x); }
+inline torch::Tensor hardswish_(torch::Tensor x) { return at::hardswish_(x); }
+inline torch::Tensor sigmoid(torch::Tensor x) { return x.sigmoid(); }
+inline torch::Tensor hardsigmoid(torch::Tensor x) { return at::hardsigmoid(x); }
+
+}  // namespace activations
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Zeroes whole samples of a batch, each with probability `rate`, and divides the others by the
+/// probability to survive, so that the mean stays.
+///
+/// Without training, or with rate 0, it returns `x` itself and draws nothing.
+///
+/// @param x     (N, ...); meant for the residual branch of a block
+/// @param rate  in [0, 1]
+/// @par Source  Huang et al., Deep Networks with Stochastic Depth (2016); torchvision's
+/// `stochastic_depth` in mode "row", whose random numbers it draws
+inline torch::Tensor stochastic_depth(const torch::Tensor& x, double rate, bool is_training) {
+  if (!is_training || rate == 0.0) return x;
+  std::vector<std::int64_t> size(static_cast<std::size_t>(x.dim()), 1);
+  size[0] = x.size(0);
+  const double survival = 1.0 - rate;
+  torch::Tensor noise = at::empty(size, at::device(x.device()).dtype(x.dtype()));
+  noise.bernoulli_(survival);                // (N, 1, ...)
+  if (survival > 0.0) noise.div_(survival);  // nobody survives rate 1, and 0 / 0 is no number
+  return x * noise;
+}
+
+/// `stochastic_depth` as a module: without parameters, active while it trains.
+///
+/// @par Source  torchvision's `StochasticDepth` in mode "row"
+class StochasticDepthImpl : public torch::nn::Cloneable<StochasticDepthImpl> {
+ public:
+  /// @throws ArgumentError  if `rate` is no probability
+  explicit StochasticDepthImpl(double rate) : rate_(rate) {
+    require(rate >= 0.0 && rate <= 1.0, [&] {
+      return ErrorMessage("remat.stochastic_depth.rate")
+          .where("remat::blocks::StochasticDepth")
+          .what("the rate is " + std::to_string(rate) + ", a probability in [0, 1] was expected");
+    });
+  }
+
+  void reset() override {}
+
+  torch::Tensor forward(const torch::Tensor& x) {
+    return stochastic_depth(x, rate_, is_training());
+  }
+
+  void pretty_print(std::ostream& stream) const override {
+    stream << "StochasticDepth(rate=" << rate_ << ")";
+  }
+
+  /// Returns the probability with which a sample is dropped.
+  double rate() const { return rate_; }
+
+ private:
+  double rate_;
+};
+TORCH_MODULE(StochasticDepth);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// A depthwise 7×7 convolution and a two-layer perceptron at each place, scaled channel by channel,
+/// around which the input is added.
+///
+/// The perceptron works with the channels last, which is where linear layers have them.
+///
+/// @par Source  Liu et al., A ConvNet for the 2020s (2022), figure 4, and appendix A.1 for the
+/// scale; torchvision's `CNBlock`
+class ConvNeXtBlockImpl : public torch::nn::Cloneable<ConvNeXtBlockImpl> {
+ public:
+  static constexpr double kLayerNormEps = 1e-6;       // torchvision's; LibTorch's own is 1e-5
+  static constexpr double kInitialLayerScale = 1e-6;  // a new block is nearly the identity
+
+  /// @param drop_rate  with which probability stochastic depth drops a sample's branch
+  ConvNeXtBlockImpl(std::int64_t channels, double drop_rate)
+      : channels_(channels), drop_rate_(drop_rate) {
+    reset();
+  }
+
+  void reset() override {
+    const auto depthwise =
+        torch::nn::Conv2dOptions(channels_, channels_, 7).padding(3).groups(channels_);
+    block = register_module(
+        "block",
+        torch::nn::Sequential(
+            torch::nn::Conv2d(depthwise), torch::nn::Functional(channels_last),
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({channels_}).eps(kLayerNormEps)),
+            torch::nn::Linear(channels_, 4 * channels_), torch::nn::Functional(activations::gelu),
+            torch::nn::Linear(4 * channels_, channels_), torch::nn::Functional(channels_first)));
+    layer_scale =
+        register_parameter("layer_scale", at::full({channels_, 1, 1}, kInitialLayerScale));
+    stochastic_depth = register_module("stochastic_depth", StochasticDepth(drop_rate_));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    torch::Tensor y = layer_scale * block->forward(x_nchw);  // (N, channels, h, w)
+    y = stochastic_depth->forward(y);
+    return y += x_nchw;
+  }
+
+  torch::nn::Sequential block{nullptr};
+  torch::Tensor layer_scale;
+  StochasticDepth stochastic_depth{nullptr};
+
+ private:
+  static torch::Tensor channels_last(const torch::Tensor& x_nchw) {
+    return x_nchw.permute({0, 2, 3, 1});
+  }
+  static torch::Tensor channels_first(const torch::Tensor& x_nhwc) {
+    return x_nhwc.permute({0, 3, 1, 2});
+  }
+
+  std::int64_t channels_;
+  double drop_rate_;
+};
+TORCH_MODULE(ConvNeXtBlock);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Normalises a map over its channels, at each place by itself.
+///
+/// `torch::nn::LayerNorm` normalises the last dimensions, and the channels of a map are none of
+/// them. The result is laid out in memory with the channels last.
+///
+/// @par Source  Liu et al., A ConvNet for the 2020s (2022), section 2.5; torchvision's
+/// `LayerNorm2d`
+class LayerNorm2dImpl : public torch::nn::Cloneable<LayerNorm2dImpl> {
+ public:
+  /// @param eps  added to the variance; torchvision's for ConvNeXt
+  explicit LayerNorm2dImpl(std::int64_t channels, double eps = 1e-6)
+      : channels_(channels), eps_(eps) {
+    reset();
+  }
+
+  void reset() override {
+    weight = register_parameter("weight", at::ones({channels_}));
+    bias = register_parameter("bias", at::zeros({channels_}));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    const torch::Tensor y_nhwc =
+        at::layer_norm(x_nchw.permute({0, 2, 3, 1}), {channels_}, weight, bias, eps_);
+    return y_nhwc.permute({0, 3, 1, 2});  // (N, channels, h, w)
+  }
+
+  /// Returns what is added to the variance.
+  double eps() const { return eps_; }
+
+  torch::Tensor weight, bias;
+
+ private:
+  std::int64_t channels_;
+  double eps_;
+};
+TORCH_MODULE(LayerNorm2d);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Draws `weights` from a normal distribution that ends at -2 and 2.
+///
+/// The bounds are absolute, as torchvision uses them: at the usual deviation of 0.02 they are a
+/// hundred deviations away and cut off nothing. What lies outside is drawn again, as newer PyTorch
+/// does: the inverse error function, which it used before, gives minus infinity once in 2^24 draws
+/// of single precision, and clamped to -2 that is a weight a hundred times too large.
+///
+/// @param mean  inside the bounds
+/// @par Source  `torch.nn.init.trunc_normal_` of PyTorch 2.13, whose random numbers it draws;
+/// LibTorch has none
+inline void trunc_normal_(torch::Tensor weights, double mean, double standard_deviation) {
+  constexpr double kBound = 2;
+  const torch::NoGradGuard no_grad;
+  weights.normal_(mean, standard_deviation);
+  while (true) {
+    const torch::Tensor is_outside = weights.abs() > kBound;
+    if (!is_outside.any().item<bool>()) return;
+    weights.copy_(
+        at::where(is_outside, at::empty_like(weights).normal_(mean, standard_deviation), weights));
+  }
+}
+
+}  // namespace remat::blocks
 
 namespace remat {
 
@@ -4920,6 +8246,8 @@ namespace remat {
 ///
 /// ```cpp
 /// remat::Checkpointed<remat::Sequential, remat::Segments<4>> net(conv, norm, act, head);
+/// remat::Checkpointed<remat::TransformerLayers> encoder(layer1, layer2, layer3);
+/// remat::Checkpointed<remat::StagedHybrid> staged(stem, stage1, downsample, stage2);
 /// ```
 /// Each child is a unit; a nested `torch::nn::Sequential` or checkpointed chain is opened, so that
 /// a stage of blocks counts as its blocks; switch, rule and keep policy are then those of the outer
@@ -4927,22 +8255,21 @@ namespace remat {
 /// @par Keeps  the tensors between segments, what the keep policy chooses, and all of a plain
 /// segment
 template <Pattern PatternType, class RuleType, class Keep>
-class Checkpointed<PatternType, RuleType, Keep>
-    : public detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl> {
+class Checkpointed<PatternType, RuleType, Keep> : public CheckpointedChain {
   static_assert(Rule<RuleType>,
                 "remat::Checkpointed<Pattern, Rule, Keep> needs a rule as its second argument");
   static_assert(
       KeepPolicy<Keep>,
       "remat::Checkpointed<Pattern, Rule, Keep> needs a keep policy as its third argument");
-  using Holder = detail::LayeredHolder<CheckpointedChainImpl, CheckpointedSequentialImpl>;
 
  public:
-  using Holder::Holder;
+  using CheckpointedChain::CheckpointedChain;
 
   /// Constructs an empty chain, to be filled with `push_back`.
   Checkpointed()
-      : Holder(std::shared_ptr<CheckpointedChainImpl>(std::make_shared<CheckpointedSequentialImpl>(
-            detail::ChainPolicy::of<PatternType, RuleType, Keep>()))) {}
+      : CheckpointedChain(
+            std::shared_ptr<CheckpointedChainImpl>(std::make_shared<CheckpointedSequentialImpl>(
+                detail::ChainPolicy::of<PatternType, RuleType, Keep>()))) {}
 
   /// Constructs a chain of modules, numbered from 0.
   template <class First, class... Rest>
@@ -4968,22 +8295,1960 @@ class Checkpointed<PatternType, RuleType, Keep>
 
 namespace remat {
 
+/// Makes one segment per stage; a chain that names no stages is one.
+struct EachStage {
+  /// @throws ArgumentError  if the sizes of the stages do not add up to the number of units
+  Plan operator()(const Chain& chain) const {
+    if (chain.stage_sizes.empty()) return Plan::from_count(chain.unit_count, 1);
+    Plan plan = Plan::from_sizes(chain.stage_sizes);
+    require(plan.unit_count() == chain.unit_count, [&] {
+      return ErrorMessage("remat.plan.stages")
+          .where("remat::EachStage")
+          .what("the stages have " + std::to_string(plan.unit_count()) +
+                " units and the chain has " + std::to_string(chain.unit_count))
+          .cure("Give stage sizes that add up to the number of units");
+    });
+    return plan;
+  }
+};
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+/// Shares segments out to stages, one to each and every further one to the stage with the most
+/// units per segment, the first of equals.
+///
+/// @return  for each stage its number of segments, never more than its units
+inline std::vector<std::size_t> shared_out(const std::vector<std::size_t>& stage_sizes,
+                                           std::size_t segment_count) {
+  std::vector<std::size_t> shares(stage_sizes.size(), 1);
+  for (std::size_t given = shares.size(); given < segment_count; ++given) {
+    std::size_t neediest = stage_sizes.size();
+    for (std::size_t stage = 0; stage < stage_sizes.size(); ++stage) {
+      if (shares[stage] == stage_sizes[stage]) continue;
+      // Compares units per segment, as products to stay with whole numbers.
+      if (neediest == stage_sizes.size() ||
+          stage_sizes[stage] * shares[neediest] > stage_sizes[neediest] * shares[stage])
+        neediest = stage;
+    }
+    if (neediest == stage_sizes.size()) break;
+    ++shares[neediest];
+  }
+  return shares;
+}
+
+}  // namespace detail
+
+/// The pattern of a network in stages, between which single modules change the resolution.
+///
+/// The blocks of a stage, a nested `torch::nn::Sequential`, are checkpointed. Modules outside of
+/// stages, such as the stem and the transitions, are plain: they are few and their results are the
+/// borders anyway. A number of segments given at run time is shared out by depth: one for each
+/// stage, the others where most blocks are.
+struct StagedHybrid {
+  using DefaultRule = EachStage;
+
+  /// @throws ArgumentError  if the chain has modules and no stage
+  Plan operator()(const Plan& plan, const Chain& chain) const {
+    require(chain.unit_count == 0 || chain.lone_units.size() < chain.unit_count, [&] {
+      return ErrorMessage("remat.plan.no_stage")
+          .where("remat::StagedHybrid")
+          .what("the chain has " + std::to_string(chain.unit_count) +
+                " modules and no stage, and at least one stage was expected: there is nothing to "
+                "checkpoint")
+          .cure(
+              "Put the blocks of a stage into a torch::nn::Sequential, or use the pattern "
+              "remat::Sequential");
+    });
+    return plan.with_plain_units(chain.lone_units);
+  }
+
+  /// Shares `segment_count` segments out to the stages; each stage has at least one.
+  Plan segments(const Chain& chain, std::size_t segment_count) const {
+    std::vector<std::size_t> layers = chain.stage_sizes;  // lone modules are layers of one unit
+    if (layers.empty()) layers.push_back(chain.unit_count);
+    const auto is_lone = [&](std::size_t unit) {
+      return std::ranges::find(chain.lone_units, unit) != chain.lone_units.end();
+    };
+    std::vector<std::size_t> stages;
+    std::size_t first = 0;
+    for (const std::size_t size : layers) {
+      if (!is_lone(first)) stages.push_back(size);
+      first += size;
+    }
+    const std::vector<std::size_t> shares = detail::shared_out(stages, segment_count);
+    std::vector<std::size_t> sizes;
+    first = 0;
+    for (std::size_t layer = 0, stage = 0; layer < layers.size(); first += layers[layer++]) {
+      const std::size_t share = is_lone(first) ? 1 : shares[stage++];
+      for (const Segment& segment : Plan::from_count(layers[layer], share).segments())
+        sizes.push_back(segment.unit_count());
+    }
+    return Plan::from_sizes(sizes);
+  }
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// The numbers of one ConvNeXt.
+struct ConvNeXtDesign {
+  std::string_view name;
+  std::array<std::int64_t, 4> widths;        ///< channels of each stage
+  std::array<std::int64_t, 4> block_counts;  ///< blocks of each stage
+  double stochastic_depth;                   ///< torchvision's rate for the last block
+};
+
+// The paper's section 3 and table 9.
+inline constexpr std::array kConvNeXtDesigns{
+    ConvNeXtDesign{"convnext_tiny", {96, 192, 384, 768}, {3, 3, 9, 3}, 0.1},
+    ConvNeXtDesign{"convnext_small", {96, 192, 384, 768}, {3, 3, 27, 3}, 0.4},
+    ConvNeXtDesign{"convnext_base", {128, 256, 512, 1024}, {3, 3, 27, 3}, 0.5},
+    ConvNeXtDesign{"convnext_large", {192, 384, 768, 1536}, {3, 3, 27, 3}, 0.5},
+};
+
+namespace blocks {
+
+/// Cuts images into patches of 4×4 and embeds each; in front of the first stage.
+///
+/// @par Source  Liu et al., A ConvNet for the 2020s (2022), section 2.2
+class ConvNeXtStemImpl : public torch::nn::Cloneable<ConvNeXtStemImpl> {
+ public:
+  ConvNeXtStemImpl(std::int64_t in_channels, std::int64_t width)
+      : in_channels_(in_channels), width_(width) {
+    reset();
+  }
+
+  void reset() override {
+    conv = register_module(
+        "0", torch::nn::Conv2d(torch::nn::Conv2dOptions(in_channels_, width_, 4).stride(4)));
+    norm = register_module("1", LayerNorm2d(width_));
+  }
+
+  torch::Tensor forward(const torch::Tensor& images_nchw) {
+    return norm->forward(conv->forward(images_nchw));  // (N, width, H / 4, W / 4)
+  }
+
+  torch::nn::Conv2d conv{nullptr};
+  LayerNorm2d norm{nullptr};
+
+ private:
+  std::int64_t in_channels_, width_;
+};
+TORCH_MODULE(ConvNeXtStem);
+
+/// Halves height and width and changes the number of channels; between two stages.
+///
+/// @par Source  Liu et al., A ConvNet for the 2020s (2022), section 2.6
+class ConvNeXtDownsamplingImpl : public torch::nn::Cloneable<ConvNeXtDownsamplingImpl> {
+ public:
+  ConvNeXtDownsamplingImpl(std::int64_t in, std::int64_t out) : in_(in), out_(out) { reset(); }
+
+  void reset() override {
+    norm = register_module("0", LayerNorm2d(in_));
+    conv =
+        register_module("1", torch::nn::Conv2d(torch::nn::Conv2dOptions(in_, out_, 2).stride(2)));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    return conv->forward(norm->forward(x_nchw));  // (N, out, h / 2, w / 2)
+  }
+
+  LayerNorm2d norm{nullptr};
+  torch::nn::Conv2d conv{nullptr};
+
+ private:
+  std::int64_t in_, out_;
+};
+TORCH_MODULE(ConvNeXtDownsampling);
+
+}  // namespace blocks
+
+/// The module behind `ConvNeXt`.
+///
+/// The last normalisation, which torchvision has in `classifier`, belongs to the features: it is
+/// there without a head, too.
+class ConvNeXtImpl : public FamilyBackbone<ConvNeXtImpl, ConvNeXtDesign> {
+ public:
+  static constexpr std::string_view kFamily = "ConvNeXt";
+  static constexpr std::span<const ConvNeXtDesign> designs() { return kConvNeXtDesigns; }
+
+  ConvNeXtImpl(const ConvNeXtDesign& design, const BackboneOptions& options,
+               CheckpointedChain chain)
+      : FamilyBackbone(design, design.widths.back(), options, std::move(chain)) {
+    refuse_option("dropout", options.dropout);
+    refuse_option("attention_dropout", options.attention_dropout);
+    features_ = register_module("features", torch::nn::ModuleList());
+    build_features();
+    build_classifier();
+    register_projection();
+    initialise();
+  }
+
+  std::string first_convolution() const override { return "features.0.0.weight"; }
+  std::string head() const override { return "classifier.2."; }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    const torch::Tensor pooled = at::adaptive_avg_pool2d(features_nchw, {1, 1});  // (N, C, 1, 1)
+    return norm_->forward(pooled).flatten(1);                                     // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override { return linear_->forward(pooled); }
+
+  void check_image_size(std::int64_t height, std::int64_t width) const override {
+    constexpr std::int64_t kLeast = 32;  // the stem divides by 4, each downsampling by 2
+    require(height >= kLeast && width >= kLeast, [&] {
+      return ErrorMessage("remat.backbone.image_size")
+          .where(name())
+          .what("the images are " + std::to_string(height) + "×" + std::to_string(width) +
+                ", at least 32×32 was expected")
+          .cause("Five halvings leave nothing of smaller ones")
+          .cure("Resize the images");
+    });
+  }
+
+ private:
+  void build_features() {
+    const auto& widths = design().widths;
+    const double rate = options().stochastic_depth.value_or(design().stochastic_depth);
+    std::int64_t block_count = 0, block_index = 0;
+    for (const std::int64_t count : design().block_counts) block_count += count;
+    append_feature(blocks::ConvNeXtStem(options().in_channels, widths[0]));
+    for (std::size_t stage = 0; stage < widths.size(); ++stage) {
+      if (stage > 0) append_feature(blocks::ConvNeXtDownsampling(widths[stage - 1], widths[stage]));
+      torch::nn::Sequential row;
+      for (std::int64_t i = 0; i < design().block_counts[stage]; ++i)
+        row->push_back(
+            blocks::ConvNeXtBlock(widths[stage], drop_rate(rate, block_index++, block_count)));
+      append_feature(row);
+    }
+  }
+
+  /// Grows along the network from 0 to the full rate of the last block.
+  static double drop_rate(double last, std::int64_t block_index, std::int64_t block_count) {
+    if (block_count == 1) return 0;
+    return last * static_cast<double>(block_index) / static_cast<double>(block_count - 1);
+  }
+
+  void build_classifier() {
+    const std::int64_t width = design().widths.back();
+    norm_ = blocks::LayerNorm2d(width);
+    const auto classifier = register_module("classifier", torch::nn::ModuleDict());
+    classifier->update({{"0", norm_.ptr()}});
+    if (options().num_classes == 0) return;
+    linear_ = torch::nn::Linear(width, options().num_classes);
+    classifier->update({{"2", linear_.ptr()}});
+  }
+
+  /// As torchvision: a narrow normal distribution without its tails; normalisations and the scales
+  /// of the blocks as they are made.
+  void initialise() {
+    for (const auto& module : modules(/*include_self=*/false)) {
+      if (auto* convolution = module->as<torch::nn::Conv2d>()) {
+        blocks::trunc_normal_(convolution->weight, /*mean=*/0, /*std=*/0.02);
+        torch::nn::init::zeros_(convolution->bias);
+      } else if (auto* linear = module->as<torch::nn::Linear>()) {
+        blocks::trunc_normal_(linear->weight, /*mean=*/0, /*std=*/0.02);
+        torch::nn::init::zeros_(linear->bias);
+      }
+    }
+  }
+
+  /// Appends a layer, or a stage, to the features and to the chain.
+  template <class Layer>
+  void append_feature(const Layer& layer) {
+    append("features_" + std::to_string(features_->size()), layer);
+    features_->push_back(layer);
+  }
+
+  torch::nn::ModuleList features_{nullptr};  // holds the layers; the chain runs them
+  blocks::LayerNorm2d norm_{nullptr};
+  torch::nn::Linear linear_{nullptr};
+};
+
+/// A convolutional network made after the image of a transformer; its units are the blocks, in four
+/// stages. Stem and downsampling are plain under the default policy, which recomputes stage by
+/// stage.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Liu et al., A ConvNet for the 2020s (2022); torchvision's `convnext_*`
+template <class Policy = Checkpointed<StagedHybrid>>
+class ConvNeXt : public BackboneHolder<ConvNeXtImpl, Policy> {
+ public:
+  using BackboneHolder<ConvNeXtImpl, Policy>::BackboneHolder;
+};
+
+using ConvNeXtTiny = NamedBackbone<ConvNeXt<>, "convnext_tiny">;
+using ConvNeXtSmall = NamedBackbone<ConvNeXt<>, "convnext_small">;
+using ConvNeXtBase = NamedBackbone<ConvNeXt<>, "convnext_base">;
+using ConvNeXtLarge = NamedBackbone<ConvNeXt<>, "convnext_large">;
+
+}  // namespace remat
+
+#include <cmath>
+
+namespace remat::blocks {
+
+/// Returns the options of a convolution that keeps the size at stride 1, and that has no bias since
+/// the normalisation behind it would take it away again.
+///
+/// Chain what differs: `padded_convolution(32, 64, 3).stride(2).groups(32)`.
+///
+/// @param kernel  odd
+inline torch::nn::Conv2dOptions padded_convolution(std::int64_t in, std::int64_t out,
+                                                   std::int64_t kernel) {
+  return torch::nn::Conv2dOptions(in, out, kernel).padding((kernel - 1) / 2).bias(false);
+}
+
+/// The constants of a batch normalisation; LibTorch's and PyTorch's unless a family says otherwise.
+struct BatchNormConstants {
+  double eps = 1e-5;
+  double momentum = 0.1;  ///< the weight of the *new* batch; some frameworks count it the other way
+};
+
+/// Makes a batch normalisation with these constants.
+inline torch::nn::BatchNorm2d batch_norm(std::int64_t channels, BatchNormConstants constants) {
+  return torch::nn::BatchNorm2d(
+      torch::nn::BatchNorm2dOptions(channels).eps(constants.eps).momentum(constants.momentum));
+}
+
+/// A convolution, a batch normalisation and, if there is one, an activation. The children are `0`
+/// and `1`; one unit of a chain.
+///
+/// @par Source  torchvision's `Conv2dNormActivation`
+class ConvNormActImpl : public torch::nn::Cloneable<ConvNormActImpl> {
+ public:
+  explicit ConvNormActImpl(torch::nn::Conv2dOptions convolution, BatchNormConstants constants = {},
+                           Activation activation = nullptr)
+      : options_(std::move(convolution)), constants_(constants), activation_(activation) {
+    reset();
+  }
+
+  void reset() override {
+    conv = register_module("0", torch::nn::Conv2d(options_));
+    norm = register_module("1", batch_norm(options_.out_channels(), constants_));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    torch::Tensor y = norm->forward(conv->forward(x_nchw));  // (N, out, h / stride, w / stride)
+    return activation_ == nullptr ? y : activation_(std::move(y));
+  }
+
+  torch::nn::Conv2d conv{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+
+ private:
+  torch::nn::Conv2dOptions options_;
+  BatchNormConstants constants_;
+  Activation activation_;
+};
+TORCH_MODULE(ConvNormAct);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Draws the weights of every convolution inside `module` from a normal distribution of variance
+/// 2 / fan out, where the fan out is the kernel's area times the output channels, also of a grouped
+/// convolution. Biases stay.
+///
+/// @par Source  He et al., Delving Deep into Rectifiers (2015), equation 14; torchvision's
+/// convolutional networks
+inline void init_convolutions_by_fan_out(torch::nn::Module& module) {
+  for (const auto& part : module.modules(/*include_self=*/false))
+    if (auto* convolution = part->as<torch::nn::Conv2d>())
+      torch::nn::init::kaiming_normal_(convolution->weight, /*a=*/0, torch::kFanOut, torch::kReLU);
+}
+
+/// Sets the biases of every convolution inside `module` to zero.
+inline void zero_convolution_biases(torch::nn::Module& module) {
+  for (const auto& part : module.modules(/*include_self=*/false))
+    if (auto* convolution = part->as<torch::nn::Conv2d>();
+        convolution && convolution->bias.defined())
+      torch::nn::init::zeros_(convolution->bias);
+}
+
+/// Draws the weights of every linear layer inside `module` from a normal distribution around 0 and
+/// sets the biases to zero.
+inline void init_linear_normal(torch::nn::Module& module, double standard_deviation) {
+  for (const auto& part : module.modules(/*include_self=*/false))
+    if (auto* linear = part->as<torch::nn::Linear>()) {
+      torch::nn::init::normal_(linear->weight, /*mean=*/0, standard_deviation);
+      torch::nn::init::zeros_(linear->bias);
+    }
+}
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Returns the multiple of `divisor` next to a scaled channel count, one more where rounding down
+/// would lose over a tenth of it.
+///
+/// @par Source  the rule of the MobileNet papers' code; torchvision's `_make_divisible`
+constexpr std::int64_t rounded_width(double width, std::int64_t divisor = 8) {
+  const auto half = static_cast<double>(divisor) / 2;
+  const std::int64_t nearest = static_cast<std::int64_t>(width + half) / divisor * divisor;
+  const std::int64_t rounded = std::max(divisor, nearest);
+  return static_cast<double>(rounded) < 0.9 * width ? rounded + divisor : rounded;
+}
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Scales each channel by a number in [0, 1] that it computes from the means of all channels.
+///
+/// @par Source  Hu et al., Squeeze-and-Excitation Networks (2017), figure 1 and equation 3, whose
+/// delta is `inner` and whose sigma is `gate`; torchvision's `SqueezeExcitation`
+class SqueezeExcitationImpl : public torch::nn::Cloneable<SqueezeExcitationImpl> {
+ public:
+  /// @param squeezed  the width in between; what it is a fraction of differs between families
+  /// @param inner     behind `fc1`
+  /// @param gate      behind `fc2`; sigmoid or a cheaper stand-in
+  SqueezeExcitationImpl(std::int64_t channels, std::int64_t squeezed, Activation inner,
+                        Activation gate)
+      : channels_(channels), squeezed_(squeezed), inner_(inner), gate_(gate) {
+    reset();
+  }
+
+  void reset() override {
+    fc1 = register_module("fc1", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels_, squeezed_,
+                                                                            /*kernel_size=*/1)));
+    fc2 = register_module("fc2", torch::nn::Conv2d(torch::nn::Conv2dOptions(squeezed_, channels_,
+                                                                            /*kernel_size=*/1)));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    torch::Tensor scale = at::adaptive_avg_pool2d(x_nchw, {1, 1});  // (N, channels, 1, 1)
+    scale = inner_(fc1->forward(scale));                            // (N, squeezed, 1, 1)
+    scale = gate_(fc2->forward(scale));                             // (N, channels, 1, 1)
+    return scale * x_nchw;                                          // (N, channels, h, w)
+  }
+
+  torch::nn::Conv2d fc1{nullptr}, fc2{nullptr};
+
+ private:
+  std::int64_t channels_, squeezed_;
+  Activation inner_, gate_;
+};
+TORCH_MODULE(SqueezeExcitation);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// How the wide part of an `MBConv` is made.
+enum class MBConvKind {
+  kDepthwise,  ///< a 1×1 convolution widens, a depthwise one mixes places, squeeze-and-excitation
+  kFused,      ///< one full convolution does both: more arithmetic, quicker where maps are large
+};
+
+/// What an `MBConv` is built from; meant for designated initialisers.
+struct MBConvOptions {
+  MBConvKind kind = MBConvKind::kDepthwise;
+  std::int64_t in = 0;         ///< channels of the block's input
+  std::int64_t out = 0;        ///< channels of its result
+  std::int64_t expansion = 1;  ///< how many times wider it is inside
+  std::int64_t kernel = 3;
+  std::int64_t stride = 1;
+  double drop_rate = 0;  ///< with which probability stochastic depth drops a sample's branch
+  BatchNormConstants norm = {};
+
+  /// Returns the width inside.
+  std::int64_t wide() const { return rounded_width(static_cast<double>(in * expansion)); }
+  /// Returns whether the input can be added to the result.
+  bool has_shortcut() const { return stride == 1 && in == out; }
+};
+
+/// An inverted residual: a branch that is wide inside and narrow at its ends, where the input is
+/// added.
+///
+/// The squeeze is a quarter of the block's *input*, not of the wide part that it scales.
+///
+/// @par Source  Tan and Le, EfficientNet (2019), section 4, and EfficientNetV2 (2021), figure 2;
+/// torchvision's `MBConv` and `FusedMBConv`
+class MBConvImpl : public torch::nn::Cloneable<MBConvImpl> {
+ public:
+  explicit MBConvImpl(const MBConvOptions& options) : options_(options) { reset(); }
+
+  void reset() override {
+    block = register_module(
+        "block", options_.kind == MBConvKind::kFused ? fused_branch() : depthwise_branch());
+    stochastic_depth = register_module("stochastic_depth", StochasticDepth(options_.drop_rate));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    torch::Tensor y = block->forward(x_nchw);  // (N, out, h / stride, w / stride)
+    if (!options_.has_shortcut()) return y;
+    y = stochastic_depth->forward(y);
+    return y += x_nchw;
+  }
+
+  /// Returns what this was built from.
+  const MBConvOptions& options() const { return options_; }
+
+  torch::nn::Sequential block{nullptr};
+  StochasticDepth stochastic_depth{nullptr};
+
+ private:
+  torch::nn::Sequential depthwise_branch() const {
+    const std::int64_t wide = options_.wide();
+    torch::nn::Sequential branch;
+    if (wide != options_.in) branch->push_back(activated(padded_convolution(options_.in, wide, 1)));
+    branch->push_back(activated(
+        padded_convolution(wide, wide, options_.kernel).stride(options_.stride).groups(wide)));
+    branch->push_back(SqueezeExcitation(wide, std::max<std::int64_t>(1, options_.in / 4),
+                                        activations::silu_, activations::sigmoid));
+    branch->push_back(projection());
+    return branch;
+  }
+
+  torch::nn::Sequential fused_branch() const {
+    const std::int64_t wide = options_.wide();
+    torch::nn::Sequential branch(
+        activated(padded_convolution(options_.in, wide, options_.kernel).stride(options_.stride)));
+    // Where nothing is widened, the full convolution has the right width already.
+    if (wide != options_.in) branch->push_back(projection());
+    return branch;
+  }
+
+  ConvNormAct activated(const torch::nn::Conv2dOptions& convolution) const {
+    return ConvNormAct(convolution, options_.norm, activations::silu_);
+  }
+  ConvNormAct projection() const {
+    return ConvNormAct(padded_convolution(options_.wide(), options_.out, 1), options_.norm);
+  }
+
+  MBConvOptions options_;
+};
+TORCH_MODULE(MBConv);
+
+}  // namespace remat::blocks
+
+namespace remat {
+
+/// One row of the papers' tables: `blocks` MBConvs, of which the first has the stride.
+struct EfficientNetStage {
+  blocks::MBConvKind kind;
+  std::int64_t expansion;  ///< how many times wider a block is inside
+  std::int64_t kernel;     ///< of the convolution that is not 1×1
+  std::int64_t stride;
+  std::int64_t width;   ///< channels of the result, before scaling
+  std::int64_t blocks;  ///< before scaling
+};
+
+/// An EfficientNet, or an EfficientNetV2.
+struct EfficientNetDesign {
+  std::string_view name;
+  std::span<const EfficientNetStage> stages;  ///< outlive the backbone, as the tables below do
+  std::int64_t stem_width;                    ///< before scaling
+  double width_factor;                        ///< channels are multiplied by it and rounded to 8s
+  double depth_factor;                        ///< block counts are multiplied by it and rounded up
+  std::int64_t last_width;  ///< channels of the last convolution; 0: 4 times those before it
+  double dropout;           ///< torchvision's, in front of the classifier
+  double norm_eps;          ///< torchvision's, of every batch normalisation
+};
+
+// EfficientNet's table 1, whose rows B0 scales by 1.
+// kind, expansion, kernel, stride, width, blocks
+inline constexpr std::array kEfficientNetStages{
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 1, 3, 1, 16, 1},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 2, 24, 2},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 5, 2, 40, 2},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 2, 80, 3},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 5, 1, 112, 3},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 5, 2, 192, 4},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 1, 320, 1},
+};
+// EfficientNetV2's table 4, and the larger two as its authors' code has them.
+inline constexpr std::array kEfficientNetV2SStages{
+    EfficientNetStage{blocks::MBConvKind::kFused, 1, 3, 1, 24, 2},
+    EfficientNetStage{blocks::MBConvKind::kFused, 4, 3, 2, 48, 4},
+    EfficientNetStage{blocks::MBConvKind::kFused, 4, 3, 2, 64, 4},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 4, 3, 2, 128, 6},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 1, 160, 9},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 2, 256, 15},
+};
+inline constexpr std::array kEfficientNetV2MStages{
+    EfficientNetStage{blocks::MBConvKind::kFused, 1, 3, 1, 24, 3},
+    EfficientNetStage{blocks::MBConvKind::kFused, 4, 3, 2, 48, 5},
+    EfficientNetStage{blocks::MBConvKind::kFused, 4, 3, 2, 80, 5},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 4, 3, 2, 160, 7},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 1, 176, 14},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 2, 304, 18},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 1, 512, 5},
+};
+inline constexpr std::array kEfficientNetV2LStages{
+    EfficientNetStage{blocks::MBConvKind::kFused, 1, 3, 1, 32, 4},
+    EfficientNetStage{blocks::MBConvKind::kFused, 4, 3, 2, 64, 7},
+    EfficientNetStage{blocks::MBConvKind::kFused, 4, 3, 2, 96, 7},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 4, 3, 2, 192, 10},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 1, 224, 19},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 2, 384, 25},
+    EfficientNetStage{blocks::MBConvKind::kDepthwise, 6, 3, 1, 640, 7},
+};
+
+// name, stages, stem, width and depth factor, last width, dropout, eps
+inline constexpr std::array kEfficientNetDesigns{
+    EfficientNetDesign{"efficientnet_b0", kEfficientNetStages, 32, 1.0, 1.0, 0, 0.2, 1e-5},
+    EfficientNetDesign{"efficientnet_b1", kEfficientNetStages, 32, 1.0, 1.1, 0, 0.2, 1e-5},
+    EfficientNetDesign{"efficientnet_b2", kEfficientNetStages, 32, 1.1, 1.2, 0, 0.3, 1e-5},
+    EfficientNetDesign{"efficientnet_v2_s", kEfficientNetV2SStages, 24, 1.0, 1.0, 1280, 0.2, 1e-3},
+    EfficientNetDesign{"efficientnet_v2_m", kEfficientNetV2MStages, 24, 1.0, 1.0, 1280, 0.3, 1e-3},
+    EfficientNetDesign{"efficientnet_v2_l", kEfficientNetV2LStages, 32, 1.0, 1.0, 1280, 0.4, 1e-3},
+};
+inline constexpr double kEfficientNetStochasticDepth = 0.2;  // torchvision's, for all of them
+
+namespace detail {
+
+inline std::int64_t scaled_width(const EfficientNetDesign& design, std::int64_t width) {
+  return blocks::rounded_width(static_cast<double>(width) * design.width_factor);
+}
+inline std::int64_t scaled_depth(const EfficientNetDesign& design, std::int64_t block_count) {
+  return static_cast<std::int64_t>(
+      std::ceil(static_cast<double>(block_count) * design.depth_factor));
+}
+inline std::int64_t last_width(const EfficientNetDesign& design) {
+  return design.last_width != 0 ? design.last_width
+                                : 4 * scaled_width(design, design.stages.back().width);
+}
+
+}  // namespace detail
+
+/// The module behind `EfficientNet`.
+class EfficientNetImpl : public FamilyBackbone<EfficientNetImpl, EfficientNetDesign> {
+ public:
+  static constexpr std::string_view kFamily = "EfficientNet";
+  static constexpr std::span<const EfficientNetDesign> designs() { return kEfficientNetDesigns; }
+
+  EfficientNetImpl(const EfficientNetDesign& design, const BackboneOptions& options,
+                   CheckpointedChain chain)
+      : FamilyBackbone(design, detail::last_width(design), options, std::move(chain)) {
+    refuse_option("attention_dropout", options.attention_dropout);
+    features_ = register_module("features", torch::nn::ModuleList());
+    build_features();
+    blocks::init_convolutions_by_fan_out(*features_);
+    blocks::zero_convolution_biases(*features_);
+    if (options.num_classes != 0) build_classifier();
+    register_projection();
+  }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override {
+    return classifier_->forward(std::move(pooled));
+  }
+  std::string first_convolution() const override { return "features.0.0.weight"; }
+  std::string head() const override { return "classifier.1."; }
+
+ private:
+  void build_features() {
+    const blocks::BatchNormConstants norm{.eps = design().norm_eps};
+    std::int64_t in = detail::scaled_width(design(), design().stem_width);
+    append_feature(activated(blocks::padded_convolution(options().in_channels, in, 3).stride(2)));
+    std::int64_t block_count = 0, block_index = 0;
+    for (const EfficientNetStage& stage : design().stages)
+      block_count += detail::scaled_depth(design(), stage.blocks);
+    for (const EfficientNetStage& row : design().stages) {
+      const std::int64_t out = detail::scaled_width(design(), row.width);
+      torch::nn::Sequential stage;
+      for (std::int64_t i = 0; i < detail::scaled_depth(design(), row.blocks); ++i) {
+        stage->push_back(
+            blocks::MBConv(blocks::MBConvOptions{.kind = row.kind,
+                                                 .in = in,
+                                                 .out = out,
+                                                 .expansion = row.expansion,
+                                                 .kernel = row.kernel,
+                                                 .stride = i == 0 ? row.stride : 1,
+                                                 .drop_rate = drop_rate(block_index++, block_count),
+                                                 .norm = norm}));
+        in = out;
+      }
+      append_feature(stage);
+    }
+    append_feature(activated(blocks::padded_convolution(in, detail::last_width(design()), 1)));
+  }
+
+  /// Grows along the network from 0, and never reaches the full rate: torchvision divides by the
+  /// count of blocks.
+  double drop_rate(std::int64_t block_index, std::int64_t block_count) const {
+    return options().stochastic_depth.value_or(kEfficientNetStochasticDepth) *
+           static_cast<double>(block_index) / static_cast<double>(block_count);
+  }
+
+  /// Linear layers begin uniform within 1 / sqrt(classes), as torchvision's.
+  void build_classifier() {
+    const double dropout = options().dropout.value_or(design().dropout);
+    const torch::nn::Linear linear(detail::last_width(design()), options().num_classes);
+    classifier_ = register_module(
+        "classifier",
+        torch::nn::Sequential(torch::nn::Dropout(torch::nn::DropoutOptions(dropout).inplace(true)),
+                              linear));
+    const double bound = 1.0 / std::sqrt(static_cast<double>(options().num_classes));
+    torch::nn::init::uniform_(linear->weight, -bound, bound);
+    torch::nn::init::zeros_(linear->bias);
+  }
+
+  blocks::ConvNormAct activated(const torch::nn::Conv2dOptions& convolution) const {
+    return blocks::ConvNormAct(convolution, blocks::BatchNormConstants{.eps = design().norm_eps},
+                               blocks::activations::silu_);
+  }
+
+  /// Appends a layer, or a stage, to the features and to the chain.
+  template <class Layer>
+  void append_feature(const Layer& layer) {
+    append("features_" + std::to_string(features_->size()), layer);
+    features_->push_back(layer);
+  }
+
+  torch::nn::ModuleList features_{nullptr};  // holds the units; the chain runs them
+  torch::nn::Sequential classifier_{nullptr};
+};
+
+/// A network of MBConvs whose depth and width were scaled together; its units are the stem, each
+/// block and the last convolution.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Tan and Le, EfficientNet: Rethinking Model Scaling (2019), table 1, and
+/// EfficientNetV2: Smaller Models and Faster Training (2021), table 4; torchvision's
+/// `efficientnet_*`
+template <class Policy = Checkpointed<Sequential, Segments<4>>>
+class EfficientNet : public BackboneHolder<EfficientNetImpl, Policy> {
+ public:
+  using BackboneHolder<EfficientNetImpl, Policy>::BackboneHolder;
+};
+
+using EfficientNetB0 = NamedBackbone<EfficientNet<>, "efficientnet_b0">;
+using EfficientNetB1 = NamedBackbone<EfficientNet<>, "efficientnet_b1">;
+using EfficientNetB2 = NamedBackbone<EfficientNet<>, "efficientnet_b2">;
+using EfficientNetV2S = NamedBackbone<EfficientNet<>, "efficientnet_v2_s">;
+using EfficientNetV2M = NamedBackbone<EfficientNet<>, "efficientnet_v2_m">;
+using EfficientNetV2L = NamedBackbone<EfficientNet<>, "efficientnet_v2_l">;
+
+}  // namespace remat
+
+namespace remat::blocks {
+
+/// Cuts a map into windows of neighbours.
+///
+/// @param x_nchw  height and width are multiples of `size`
+/// @return  (N, h / size * w / size, size * size, C): windows row by row, and in each its places
+/// row by row
+/// @par Source  Tu et al., MaxViT: Multi-Axis Vision Transformer (2022), figure 3, block attention
+inline torch::Tensor partition_windows(const torch::Tensor& x_nchw, std::int64_t size) {
+  const std::int64_t rows = x_nchw.size(2) / size;
+  const std::int64_t columns = x_nchw.size(3) / size;
+  return x_nchw.reshape({x_nchw.size(0), x_nchw.size(1), rows, size, columns, size})
+      .permute({0, 2, 4, 3, 5, 1})  // (N, rows, columns, size, size, C)
+      .reshape({x_nchw.size(0), rows * columns, size * size, x_nchw.size(1)});
+}
+
+/// Puts the windows of `partition_windows` together again.
+///
+/// @return  (N, C, height, width)
+inline torch::Tensor join_windows(const torch::Tensor& windows, std::int64_t size,
+                                  std::int64_t height, std::int64_t width) {
+  const std::int64_t batch = windows.size(0);
+  const std::int64_t channels = windows.size(3);
+  return windows.reshape({batch, height / size, width / size, size, size, channels})
+      .permute({0, 5, 1, 3, 2, 4})  // (N, C, rows, size, columns, size)
+      .reshape({batch, channels, height, width});
+}
+
+/// Shares a map out to groups that each see all of it: a group has `size * size` places in a grid
+/// over the whole map, and the next group the places beside them.
+///
+/// @param x_nchw  height and width are multiples of `size`
+/// @return  (N, h / size * w / size, size * size, C)
+/// @par Source  Tu et al., MaxViT: Multi-Axis Vision Transformer (2022), figure 3, grid attention
+inline torch::Tensor partition_grid(const torch::Tensor& x_nchw, std::int64_t size) {
+  const std::int64_t down = x_nchw.size(2) / size;
+  const std::int64_t right = x_nchw.size(3) / size;
+  return x_nchw.reshape({x_nchw.size(0), x_nchw.size(1), size, down, size, right})
+      .permute({0, 3, 5, 2, 4, 1})  // (N, down, right, size, size, C)
+      .reshape({x_nchw.size(0), down * right, size * size, x_nchw.size(1)});
+}
+
+/// Puts the groups of `partition_grid` together again.
+///
+/// @return  (N, C, height, width)
+inline torch::Tensor join_grid(const torch::Tensor& groups, std::int64_t size, std::int64_t height,
+                               std::int64_t width) {
+  const std::int64_t batch = groups.size(0);
+  const std::int64_t channels = groups.size(3);
+  return groups.reshape({batch, height / size, width / size, size, size, channels})
+      .permute({0, 5, 3, 1, 4, 2})  // (N, C, size, down, size, right)
+      .reshape({batch, channels, height, width});
+}
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Height and width of a window of tokens, or of a map of them.
+struct WindowSize {
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+
+  /// Returns how many tokens there are.
+  std::int64_t area() const { return height * width; }
+  /// Returns how many distances there are between two tokens, which is how many rows a table of
+  /// biases has.
+  std::int64_t distance_count() const { return (2 * height - 1) * (2 * width - 1); }
+
+  friend bool operator==(const WindowSize&, const WindowSize&) = default;
+};
+
+/// Returns for each pair of tokens of a window the row of their distance in a table of biases.
+///
+/// @return  (area, area), 64-bit integers; Swin registers it flattened, MaxViT as it is
+/// @par Source  torchvision's `define_relative_position_index` and
+/// `_get_relative_position_index`
+inline torch::Tensor relative_position_index(WindowSize window) {
+  const auto distances = [&](std::int64_t first, std::int64_t second, std::int64_t length) {
+    const torch::Tensor place = at::arange(length, at::device(at::kCPU).dtype(at::kLong));
+    const torch::Tensor along =
+        place.view({first, second}).expand({window.height, window.width}).reshape({-1});  // (area)
+    return along.unsqueeze(1) - along.unsqueeze(0) + (length - 1);  // (area, area), from 0 on
+  };
+  const torch::Tensor down = distances(window.height, 1, window.height);
+  const torch::Tensor right = distances(1, window.width, window.width);
+  return down * (2 * window.width - 1) + right;
+}
+
+/// Returns what is to be added to the products of queries and keys inside a window.
+///
+/// @param table  (window.distance_count(), heads), learned
+/// @param index  as `relative_position_index` gives it, of any shape; made again if it is of
+/// another type, because LibTorch's `Module::to(dtype)` converts buffers of integers too, and half
+/// precision cannot count far
+/// @return  (1, heads, area, area), contiguous
+/// @par Source  Liu et al., Swin Transformer (2021), equation 4; torchvision's
+/// `get_relative_position_bias` and `get_relative_positional_bias`
+inline torch::Tensor relative_position_bias(const torch::Tensor& table, const torch::Tensor& index,
+                                            WindowSize window) {
+  const torch::Tensor rows = index.scalar_type() == at::kLong
+                                 ? index.reshape({-1})
+                                 : relative_position_index(window).reshape({-1}).to(table.device());
+  return table.index({rows})
+      .view({window.area(), window.area(), -1})
+      .permute({2, 0, 1})
+      .contiguous()
+      .unsqueeze(0);
+}
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Attention inside groups of places, with a learned bias for each distance between two of them.
+///
+/// Products are scaled by the root of the whole width, not of a head's, as torchvision does.
+///
+/// @par Source  Tu et al., MaxViT (2022), equation 2; torchvision's
+/// `RelativePositionalMultiHeadAttention`
+class GroupAttentionImpl : public torch::nn::Cloneable<GroupAttentionImpl> {
+ public:
+  /// @param channels    a multiple of `head_width`
+  /// @param group_size  a group is a square of that many places a side
+  /// @throws ArgumentError  if heads of that width do not fill the channels
+  GroupAttentionImpl(std::int64_t channels, std::int64_t head_width, std::int64_t group_size)
+      : channels_(channels), head_width_(head_width), group_size_(group_size) {
+    require(head_width > 0 && channels % head_width == 0, [&] {
+      return ErrorMessage("remat.attention.heads")
+          .where("remat::blocks::GroupAttention")
+          .what("there are " + std::to_string(channels) + " channels for heads of " +
+                std::to_string(head_width) + ", a multiple of that was expected");
+    });
+    reset();
+  }
+
+  void reset() override {
+    relative_position_bias_table =
+        register_parameter("relative_position_bias_table",
+                           at::zeros({window().distance_count(), channels_ / head_width_}));
+    trunc_normal_(relative_position_bias_table, /*mean=*/0, /*standard_deviation=*/0.02);
+    relative_position_index =
+        register_buffer("relative_position_index", blocks::relative_position_index(window()));
+    to_qkv = register_module("to_qkv", torch::nn::Linear(channels_, 3 * channels_));
+    merge = register_module("merge", torch::nn::Linear(channels_, channels_));
+  }
+
+  /// @param x  (N, groups, group_size squared, channels)
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto parts = to_qkv->forward(x).chunk(3, /*dim=*/-1);
+    const torch::Tensor query = by_head(parts[0]);
+    const torch::Tensor key = by_head(parts[1]) * std::pow(static_cast<double>(channels_), -0.5);
+    torch::Tensor weights =
+        at::einsum("nghid,nghjd->nghij", {query, key}) +
+        relative_position_bias(relative_position_bias_table, relative_position_index, window());
+    weights = weights.softmax(-1);  // (N, groups, heads, places, places)
+    const torch::Tensor mixed = at::einsum("nghij,nghjd->nghid", {weights, by_head(parts[2])});
+    return merge->forward(mixed.permute({0, 1, 3, 2, 4}).reshape(x.sizes()));
+  }
+
+  torch::Tensor relative_position_bias_table, relative_position_index;
+  torch::nn::Linear to_qkv{nullptr}, merge{nullptr};
+
+ private:
+  WindowSize window() const { return {group_size_, group_size_}; }
+
+  /// Returns (N, groups, heads, places, head_width).
+  torch::Tensor by_head(const torch::Tensor& x) const {
+    return x.reshape({x.size(0), x.size(1), x.size(2), channels_ / head_width_, head_width_})
+        .permute({0, 1, 3, 2, 4});
+  }
+
+  std::int64_t channels_, head_width_, group_size_;
+};
+TORCH_MODULE(GroupAttention);
+
+/// Which places of a map attend to each other.
+enum class Partition {
+  kWindow,  ///< neighbours
+  kGrid,    ///< places spread over the whole map
+};
+
+/// What a `PartitionAttention` is built from; meant for designated initialisers.
+struct PartitionAttentionOptions {
+  Partition partition = Partition::kWindow;
+  std::int64_t channels = 0;
+  std::int64_t head_width = 32;     ///< channels of one attention head
+  std::int64_t partition_size = 7;  ///< a group is a square of that many places a side
+  double dropout = 0;               ///< rate behind the perceptron
+  double attention_dropout = 0;     ///< rate behind the attention
+  double drop_rate = 0;  ///< with which probability stochastic depth drops a sample's branch
+};
+
+/// Attention and a perceptron inside the groups of a map, each with the input added.
+///
+/// Any map is fine of which `partition_size` divides height and width.
+///
+/// @par Source  Tu et al., MaxViT (2022), section 3.2; torchvision's `PartitionAttentionLayer`
+class PartitionAttentionImpl : public torch::nn::Cloneable<PartitionAttentionImpl> {
+ public:
+  static constexpr std::int64_t kExpansion = 4;  // how many times wider the perceptron is inside
+
+  explicit PartitionAttentionImpl(const PartitionAttentionOptions& options) : options_(options) {
+    reset();
+  }
+
+  void reset() override {
+    const std::int64_t channels = options_.channels;
+    attn_layer = register_module(
+        "attn_layer", torch::nn::Sequential(
+                          torch::nn::LayerNorm(torch::nn::LayerNormOptions({channels})),
+                          GroupAttention(channels, options_.head_width, options_.partition_size),
+                          torch::nn::Dropout(options_.attention_dropout)));
+    mlp_layer = register_module(
+        "mlp_layer",
+        torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({channels})),
+                              torch::nn::Linear(channels, kExpansion * channels),
+                              torch::nn::Functional(activations::gelu),
+                              torch::nn::Linear(kExpansion * channels, channels),
+                              torch::nn::Dropout(options_.dropout)));
+    stochastic_dropout = register_module("stochastic_dropout", StochasticDepth(options_.drop_rate));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    const bool is_grid = options_.partition == Partition::kGrid;
+    const std::int64_t size = options_.partition_size;
+    torch::Tensor x = is_grid ? partition_grid(x_nchw, size) : partition_windows(x_nchw, size);
+    x = x + stochastic_dropout->forward(attn_layer->forward(x));
+    x = x + stochastic_dropout->forward(mlp_layer->forward(x));  // (N, groups, places, channels)
+    return is_grid ? join_grid(x, size, x_nchw.size(2), x_nchw.size(3))
+                   : join_windows(x, size, x_nchw.size(2), x_nchw.size(3));
+  }
+
+  /// Returns what this was built from.
+  const PartitionAttentionOptions& options() const { return options_; }
+
+  torch::nn::Sequential attn_layer{nullptr}, mlp_layer{nullptr};
+  StochasticDepth stochastic_dropout{nullptr};
+
+ private:
+  PartitionAttentionOptions options_;
+};
+TORCH_MODULE(PartitionAttention);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// MaxViT's batch normalisations, as torchvision has them.
+inline constexpr BatchNormConstants kMaxViTNorm{.eps = 1e-3, .momentum = 0.01};
+
+/// What a `MaxViTLayer` is built from; meant for designated initialisers.
+struct MaxViTLayerOptions {
+  std::int64_t in = 0;      ///< channels of the layer's input
+  std::int64_t out = 0;     ///< channels of its result
+  std::int64_t stride = 1;  ///< 2 halves height and width, rounding up
+  std::int64_t head_width = 32;
+  std::int64_t partition_size = 7;
+  double dropout = 0;
+  double attention_dropout = 0;
+  double drop_rate = 0;  ///< with which probability stochastic depth drops a sample's branch
+};
+
+/// A normalised inverted residual, around which the input is added, pooled and projected where the
+/// layer changes shape.
+///
+/// Unlike EfficientNet's it normalises first, its last convolution has a bias and no normalisation,
+/// and the squeeze is a quarter of the *result's* width.
+///
+/// @par Source  Tu et al., MaxViT (2022), section 3.3 and appendix A.1; torchvision's `MBConv` of
+/// MaxViT
+class MaxViTMBConvImpl : public torch::nn::Cloneable<MaxViTMBConvImpl> {
+ public:
+  static constexpr std::int64_t kExpansion = 4;
+  static constexpr std::int64_t kSqueeze = 4;
+
+  explicit MaxViTMBConvImpl(const MaxViTLayerOptions& options) : options_(options) { reset(); }
+
+  void reset() override {
+    proj = nullptr;
+    if (options_.stride != 1 || options_.in != options_.out)
+      proj = register_module("proj", shortcut());
+    stochastic_depth = register_module("stochastic_depth", StochasticDepth(options_.drop_rate));
+    layers = register_module("layers", branch());
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    const torch::Tensor shortcut =
+        proj.is_empty() ? x_nchw : proj->forward(x_nchw);  // (N, out, h / stride, w / stride)
+    return shortcut + stochastic_depth->forward(layers->forward(x_nchw));
+  }
+
+  torch::nn::Sequential proj{nullptr};
+  StochasticDepth stochastic_depth{nullptr};
+  torch::nn::Sequential layers{nullptr};
+
+ private:
+  static torch::Tensor halved(const torch::Tensor& x_nchw) {
+    return at::avg_pool2d(x_nchw, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
+  }
+
+  torch::nn::Sequential shortcut() const {
+    torch::nn::Sequential sequence;
+    if (options_.stride == 2) sequence->push_back(torch::nn::Functional(halved));
+    sequence->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(options_.in, options_.out, 1)));
+    return sequence;
+  }
+
+  torch::nn::Sequential branch() const {
+    const std::int64_t wide = kExpansion * options_.out;
+    torch::nn::Sequential sequence;
+    sequence->push_back("pre_norm", batch_norm(options_.in, kMaxViTNorm));
+    sequence->push_back("conv_a", ConvNormAct(padded_convolution(options_.in, wide, 1), kMaxViTNorm,
+                                              activations::gelu));
+    sequence->push_back(
+        "conv_b",
+        ConvNormAct(padded_convolution(wide, wide, 3).stride(options_.stride).groups(wide),
+                    kMaxViTNorm, activations::gelu));
+    sequence->push_back(
+        "squeeze_excitation",
+        SqueezeExcitation(wide, options_.out / kSqueeze, activations::silu, activations::sigmoid));
+    sequence->push_back("conv_c",
+                        torch::nn::Conv2d(torch::nn::Conv2dOptions(wide, options_.out, 1)));
+    return sequence;
+  }
+
+  MaxViTLayerOptions options_;
+};
+TORCH_MODULE(MaxViTMBConv);
+
+/// Mixes neighbours, then the places of each window, then places from all over the map; one unit of
+/// a chain.
+///
+/// @par Source  Tu et al., MaxViT (2022), figure 2; torchvision's `MaxVitLayer`
+class MaxViTLayerImpl : public torch::nn::Cloneable<MaxViTLayerImpl> {
+ public:
+  explicit MaxViTLayerImpl(const MaxViTLayerOptions& options) : options_(options) { reset(); }
+
+  void reset() override {
+    torch::nn::Sequential sequence;
+    sequence->push_back("MBconv", MaxViTMBConv(options_));
+    sequence->push_back("window_attention", attention(Partition::kWindow));
+    sequence->push_back("grid_attention", attention(Partition::kGrid));
+    layers = register_module("layers", sequence);
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    return layers->forward(x_nchw);  // (N, out, h / stride, w / stride)
+  }
+
+  /// Returns what this was built from.
+  const MaxViTLayerOptions& options() const { return options_; }
+
+  torch::nn::Sequential layers{nullptr};
+
+ private:
+  PartitionAttention attention(Partition partition) const {
+    return PartitionAttention(
+        PartitionAttentionOptions{.partition = partition,
+                                  .channels = options_.out,
+                                  .head_width = options_.head_width,
+                                  .partition_size = options_.partition_size,
+                                  .dropout = options_.dropout,
+                                  .attention_dropout = options_.attention_dropout,
+                                  .drop_rate = options_.drop_rate});
+  }
+
+  MaxViTLayerOptions options_;
+};
+TORCH_MODULE(MaxViTLayer);
+
+}  // namespace remat::blocks
+
+namespace remat {
+
+/// Makes one segment per unit: the least memory inside a segment, a border tensor for each.
+struct EachUnit {
+  Plan operator()(const Chain& chain) const {
+    return Plan::from_count(chain.unit_count, chain.unit_count);
+  }
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// The pattern of a transformer: each layer is a segment, and all of them are recomputed.
+///
+/// What layers save is large beside the tokens that pass between them, and equal for all of them,
+/// so that one border per layer is nearly the least memory. The last layer is recomputed, too: one
+/// plain layer would hold as much as all borders of a dozen. Embeddings and merging layers are
+/// exempted with `remat::plain`. `forward(tokens, mask...)` hands extra arguments to every layer.
+struct TransformerLayers {
+  using DefaultRule = EachUnit;
+
+  Plan operator()(const Plan& plan, const Chain&) const { return plan; }
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// The numbers of one MaxViT.
+struct MaxViTDesign {
+  std::string_view name;
+  std::int64_t stem_width;                   ///< channels in front of the first block
+  std::array<std::int64_t, 4> widths;        ///< channels of each block
+  std::array<std::int64_t, 4> layer_counts;  ///< layers of each block, the first of which halves
+  std::int64_t head_width;                   ///< channels of one attention head
+  std::int64_t partition_size;               ///< places a side of a window, and of a grid
+  double stochastic_depth;                   ///< torchvision's rate for the last layer
+};
+
+// The paper's table 1, column MaxViT-T.
+inline constexpr std::array kMaxViTDesigns{
+    MaxViTDesign{"maxvit_t", 64, {64, 128, 256, 512}, {2, 2, 5, 2}, 32, 7, 0.2},
+};
+
+namespace blocks {
+
+/// Two convolutions in front of the first block; the first halves height and width.
+///
+/// @par Source  Tu et al., MaxViT (2022), table 1; torchvision's `maxvit_t`
+class MaxViTStemImpl : public torch::nn::Cloneable<MaxViTStemImpl> {
+ public:
+  MaxViTStemImpl(std::int64_t in_channels, std::int64_t width)
+      : in_channels_(in_channels), width_(width) {
+    reset();
+  }
+
+  void reset() override {
+    first = register_module("0", ConvNormAct(padded_convolution(in_channels_, width_, 3).stride(2),
+                                             kMaxViTNorm, activations::gelu));
+    second = register_module(
+        "1",
+        torch::nn::Sequential(torch::nn::Conv2d(padded_convolution(width_, width_, 3).bias(true))));
+  }
+
+  torch::Tensor forward(const torch::Tensor& images_nchw) {
+    return second->forward(first->forward(images_nchw));  // (N, width, H / 2, W / 2)
+  }
+
+  ConvNormAct first{nullptr};
+  torch::nn::Sequential second{nullptr};
+
+ private:
+  std::int64_t in_channels_, width_;
+};
+TORCH_MODULE(MaxViTStem);
+
+}  // namespace blocks
+
+/// The module behind `MaxViT`.
+///
+/// Weights do not depend on the size of the images: any height and width is fine whose maps the
+/// partition divides. `BackboneOptions::image_size` is only checked, when the network is built.
+class MaxViTImpl : public FamilyBackbone<MaxViTImpl, MaxViTDesign> {
+ public:
+  static constexpr std::string_view kFamily = "MaxViT";
+  static constexpr std::span<const MaxViTDesign> designs() { return kMaxViTDesigns; }
+
+  MaxViTImpl(const MaxViTDesign& design, const BackboneOptions& options, CheckpointedChain chain)
+      : FamilyBackbone(design, design.widths.back(), options, std::move(chain)) {
+    if (options.image_size != 0) check_image_size(options.image_size, options.image_size);
+    const blocks::MaxViTStem stem(options.in_channels, design.stem_width);
+    register_module("stem", stem);
+    append("stem", stem);
+    build_blocks();
+    if (options.num_classes != 0) build_classifier();
+    register_projection();
+    initialise();
+  }
+
+  std::string first_convolution() const override { return "stem.0.0.weight"; }
+  std::string head() const override { return "classifier.5."; }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override {
+    return last_linear_->forward(linear_->forward(norm_->forward(pooled)).tanh());
+  }
+
+  void check_image_size(std::int64_t height, std::int64_t width) const override {
+    require(is_valid_length(height) && is_valid_length(width), [&] {
+      const std::string window =
+          std::to_string(design().partition_size) + "×" + std::to_string(design().partition_size);
+      return ErrorMessage("remat.backbone.image_size")
+          .where(name())
+          .what("the images are " + size_text(height, width) + ", and windows of " + window +
+                " must tile the map of every block: these are " + maps_text(height, width))
+          .cure("The nearest heights that do are " + nearest_lengths(height) +
+                ", the nearest widths " + nearest_lengths(width) +
+                "; another partition_size in the design goes with other sizes");
+    });
+  }
+
+ private:
+  void build_blocks() {
+    const auto list = register_module("blocks", torch::nn::ModuleList());
+    const double rate = options().stochastic_depth.value_or(design().stochastic_depth);
+    std::int64_t layer_count = 0, layer_index = 0;
+    for (const std::int64_t count : design().layer_counts) layer_count += count;
+    std::int64_t in = design().stem_width;
+    for (std::size_t block = 0; block < design().widths.size(); ++block) {
+      torch::nn::Sequential layers;
+      for (std::int64_t i = 0; i < design().layer_counts[block]; ++i) {
+        layers->push_back(blocks::MaxViTLayer(
+            blocks::MaxViTLayerOptions{.in = in,
+                                       .out = design().widths[block],
+                                       .stride = i == 0 ? 2 : 1,
+                                       .head_width = design().head_width,
+                                       .partition_size = design().partition_size,
+                                       .dropout = options().dropout.value_or(0),
+                                       .attention_dropout = options().attention_dropout.value_or(0),
+                                       .drop_rate = drop_rate(rate, layer_index++, layer_count)}));
+        in = design().widths[block];
+      }
+      torch::nn::ModuleDict holder;  // gives the layers the names of torchvision's block
+      holder->update({{"layers", layers.ptr()}});
+      list->push_back(holder);
+      append("blocks_" + std::to_string(block), layers);
+    }
+  }
+
+  /// Grows along the network from 0 to the full rate of the last layer.
+  static double drop_rate(double last, std::int64_t layer_index, std::int64_t layer_count) {
+    if (layer_count == 1) return 0;
+    return last * static_cast<double>(layer_index) / static_cast<double>(layer_count - 1);
+  }
+
+  void build_classifier() {
+    const std::int64_t width = design().widths.back();
+    norm_ = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+    linear_ = torch::nn::Linear(width, width);
+    last_linear_ =
+        torch::nn::Linear(torch::nn::LinearOptions(width, options().num_classes).bias(false));
+    register_module("classifier", torch::nn::ModuleDict())
+        ->update({{"2", norm_.ptr()}, {"3", linear_.ptr()}, {"5", last_linear_.ptr()}});
+  }
+
+  /// As torchvision: a narrow normal distribution; normalisations as they are made.
+  void initialise() {
+    for (const auto& module : modules(/*include_self=*/false)) {
+      if (auto* convolution = module->as<torch::nn::Conv2d>())
+        initialise(convolution->weight, convolution->bias);
+      else if (auto* linear = module->as<torch::nn::Linear>())
+        initialise(linear->weight, linear->bias);
+    }
+  }
+  static void initialise(const torch::Tensor& weight, const torch::Tensor& bias) {
+    torch::nn::init::normal_(weight, /*mean=*/0, /*std=*/0.02);
+    if (bias.defined()) torch::nn::init::zeros_(bias);
+  }
+
+  /// Returns the lengths of the maps of the blocks: the stem and each block halve, rounding up.
+  static std::array<std::int64_t, 4> map_lengths(std::int64_t length) {
+    std::array<std::int64_t, 4> lengths{};
+    length = (length + 1) / 2;
+    for (std::int64_t& map : lengths) map = length = (length + 1) / 2;
+    return lengths;
+  }
+
+  bool is_valid_length(std::int64_t length) const {
+    if (length < 1) return false;
+    for (const std::int64_t map : map_lengths(length))
+      if (map % design().partition_size != 0) return false;
+    return true;
+  }
+
+  static std::string size_text(std::int64_t height, std::int64_t width) {
+    return std::to_string(height) + "×" + std::to_string(width);
+  }
+
+  static std::string maps_text(std::int64_t height, std::int64_t width) {
+    const auto heights = map_lengths(height);
+    const auto widths = map_lengths(width);
+    std::string text;
+    for (std::size_t block = 0; block < heights.size(); ++block)
+      text += (text.empty() ? "" : ", ") + size_text(heights[block], widths[block]);
+    return text;
+  }
+
+  /// Names the multiples of the partition below and above, as they come out of five halvings.
+  std::string nearest_lengths(std::int64_t length) const {
+    if (is_valid_length(length)) return std::to_string(length);
+    const std::int64_t step = 32 * design().partition_size;
+    const std::int64_t below = length / step * step;
+    const std::string above = std::to_string(below + step);
+    return below == 0 ? above : std::to_string(below) + " and " + above;
+  }
+
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear linear_{nullptr}, last_linear_{nullptr};
+};
+
+/// A network of inverted residuals and attention in windows and in grids; its units are the stem
+/// and each layer.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Tu et al., MaxViT: Multi-Axis Vision Transformer (2022); torchvision's `maxvit_t`
+template <class Policy = Checkpointed<TransformerLayers>>
+class MaxViT : public BackboneHolder<MaxViTImpl, Policy> {
+ public:
+  using BackboneHolder<MaxViTImpl, Policy>::BackboneHolder;
+};
+
+using MaxViTT = NamedBackbone<MaxViT<>, "maxvit_t">;
+
+}  // namespace remat
+
+namespace remat {
+
+/// One row of the paper's table 2: `blocks` inverted residuals, of which the first has the stride.
+struct MobileNetV2Stage {
+  std::int64_t expansion;  ///< the paper's t: how many times wider a block is inside
+  std::int64_t width;      ///< c: channels of the result
+  std::int64_t blocks;     ///< n
+  std::int64_t stride;     ///< s
+};
+
+/// A MobileNetV2; there is one.
+struct MobileNetV2Design {
+  std::string_view name;
+  std::int64_t stem_width;  ///< channels of the first convolution
+  std::array<MobileNetV2Stage, 7> stages;
+  std::int64_t head_width;  ///< channels of the last convolution
+};
+
+inline constexpr std::array kMobileNetV2Designs{MobileNetV2Design{
+    "mobilenet_v2",
+    /*stem_width=*/32,
+    // t, c, n, s
+    {{{1, 16, 1, 1},
+      {6, 24, 2, 2},
+      {6, 32, 3, 2},
+      {6, 64, 4, 2},
+      {6, 96, 3, 1},
+      {6, 160, 3, 2},
+      {6, 320, 1, 1}}},
+    /*head_width=*/1280,
+}};
+inline constexpr double kMobileNetV2Dropout = 0.2;  // torchvision's, in front of the classifier
+inline constexpr double kMobileNetV2LinearDeviation = 0.01;  // torchvision's, of initial weights
+
+namespace blocks {
+
+/// An inverted residual: widen by a 1×1 convolution, mix places by a depthwise one, narrow by a
+/// linear 1×1 one; around it the input is added where shapes allow.
+///
+/// @par Source  Sandler et al., MobileNetV2 (2018), table 1 and figure 4; torchvision's
+/// `InvertedResidual`
+class MobileNetV2BlockImpl : public torch::nn::Cloneable<MobileNetV2BlockImpl> {
+ public:
+  MobileNetV2BlockImpl(std::int64_t in, std::int64_t out, std::int64_t expansion,
+                       std::int64_t stride)
+      : in_(in), out_(out), expansion_(expansion), stride_(stride) {
+    reset();
+  }
+
+  void reset() override {
+    const std::int64_t wide = in_ * expansion_;
+    conv = register_module("conv", torch::nn::Sequential());
+    if (wide != in_)
+      conv->push_back(
+          ConvNormAct(padded_convolution(in_, wide, 1), BatchNormConstants{}, activations::relu6_));
+    conv->push_back(ConvNormAct(padded_convolution(wide, wide, 3).stride(stride_).groups(wide),
+                                BatchNormConstants{}, activations::relu6_));
+    conv->push_back(torch::nn::Conv2d(padded_convolution(wide, out_, 1)));
+    conv->push_back(torch::nn::BatchNorm2d(out_));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    const torch::Tensor y = conv->forward(x_nchw);  // (N, out, h / stride, w / stride)
+    return stride_ == 1 && in_ == out_ ? x_nchw + y : y;
+  }
+
+  torch::nn::Sequential conv{nullptr};
+
+ private:
+  std::int64_t in_, out_, expansion_, stride_;
+};
+TORCH_MODULE(MobileNetV2Block);
+
+}  // namespace blocks
+
+/// The module behind `MobileNetV2`.
+class MobileNetV2Impl : public FamilyBackbone<MobileNetV2Impl, MobileNetV2Design> {
+ public:
+  static constexpr std::string_view kFamily = "MobileNetV2";
+  static constexpr std::span<const MobileNetV2Design> designs() { return kMobileNetV2Designs; }
+
+  MobileNetV2Impl(const MobileNetV2Design& design, const BackboneOptions& options,
+                  CheckpointedChain chain)
+      : FamilyBackbone(design, design.head_width, options, std::move(chain)) {
+    refuse_option("attention_dropout", options.attention_dropout);
+    refuse_option("stochastic_depth", options.stochastic_depth);
+    features_ = register_module("features", torch::nn::ModuleList());
+    build_features();
+    blocks::init_convolutions_by_fan_out(*features_);
+    if (options.num_classes != 0) build_classifier();
+    register_projection();
+  }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override {
+    return classifier_->forward(std::move(pooled));
+  }
+  std::string first_convolution() const override { return "features.0.0.weight"; }
+  std::string head() const override { return "classifier.1."; }
+
+ private:
+  void build_features() {
+    std::int64_t in = design().stem_width;
+    append_feature(
+        blocks::ConvNormAct(blocks::padded_convolution(options().in_channels, in, 3).stride(2),
+                            blocks::BatchNormConstants{}, blocks::activations::relu6_));
+    for (const MobileNetV2Stage& stage : design().stages)
+      for (std::int64_t index = 0; index < stage.blocks; ++index) {
+        append_feature(blocks::MobileNetV2Block(in, stage.width, stage.expansion,
+                                                index == 0 ? stage.stride : 1));
+        in = stage.width;
+      }
+    append_feature(blocks::ConvNormAct(blocks::padded_convolution(in, design().head_width, 1),
+                                       blocks::BatchNormConstants{}, blocks::activations::relu6_));
+  }
+
+  void build_classifier() {
+    classifier_ = register_module(
+        "classifier",
+        torch::nn::Sequential(torch::nn::Dropout(options().dropout.value_or(kMobileNetV2Dropout)),
+                              torch::nn::Linear(design().head_width, options().num_classes)));
+    blocks::init_linear_normal(*classifier_, kMobileNetV2LinearDeviation);
+  }
+
+  template <class Unit>
+  void append_feature(const Unit& unit) {
+    append("features_" + std::to_string(features_->size()), unit);
+    features_->push_back(unit);
+  }
+
+  torch::nn::ModuleList features_{nullptr};  // holds the units; the chain runs them
+  torch::nn::Sequential classifier_{nullptr};
+};
+
+/// A network of inverted residuals for mobile processors; its units are the stem, each block and
+/// the last convolution.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks (2018);
+/// torchvision's `mobilenet_v2`
+template <class Policy = Checkpointed<Sequential, Segments<4>>>
+class MobileNetV2 : public BackboneHolder<MobileNetV2Impl, Policy> {
+ public:
+  using BackboneHolder<MobileNetV2Impl, Policy>::BackboneHolder;
+  /// Builds the one network of the paper.
+  ///
+  /// @throws ArgumentError  for options that cannot be
+  explicit MobileNetV2(const BackboneOptions& options = {})
+      : BackboneHolder<MobileNetV2Impl, Policy>(kMobileNetV2Designs[0], options) {}
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// The nonlinearities of a MobileNetV3, named as in the paper's tables: ReLU, hard swish.
+enum class MobileNetV3Activation { RE, HS };
+
+/// One row of the paper's tables 1 and 2: one block.
+struct MobileNetV3Row {
+  std::int64_t kernel;               ///< of the depthwise convolution
+  std::int64_t expanded;             ///< the paper's "exp size": channels inside
+  std::int64_t out;                  ///< #out: channels of the result
+  bool has_squeeze;                  ///< SE
+  MobileNetV3Activation activation;  ///< NL
+  std::int64_t stride;               ///< s
+};
+
+/// A MobileNetV3.
+struct MobileNetV3Design {
+  std::string_view name;
+  std::span<const MobileNetV3Row> rows;  ///< outlive the backbone, as the tables below do
+  std::int64_t last_width;               ///< channels of the last convolution, and of the features
+  std::int64_t head_width;               ///< in the middle of the classifier
+};
+
+// kernel, exp size, #out, SE, NL, s
+inline constexpr std::array kMobileNetV3LargeRows{
+    MobileNetV3Row{3, 16, 16, false, MobileNetV3Activation::RE, 1},
+    MobileNetV3Row{3, 64, 24, false, MobileNetV3Activation::RE, 2},
+    MobileNetV3Row{3, 72, 24, false, MobileNetV3Activation::RE, 1},
+    MobileNetV3Row{5, 72, 40, true, MobileNetV3Activation::RE, 2},
+    MobileNetV3Row{5, 120, 40, true, MobileNetV3Activation::RE, 1},
+    MobileNetV3Row{5, 120, 40, true, MobileNetV3Activation::RE, 1},
+    MobileNetV3Row{3, 240, 80, false, MobileNetV3Activation::HS, 2},
+    MobileNetV3Row{3, 200, 80, false, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{3, 184, 80, false, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{3, 184, 80, false, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{3, 480, 112, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{3, 672, 112, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 672, 160, true, MobileNetV3Activation::HS, 2},
+    MobileNetV3Row{5, 960, 160, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 960, 160, true, MobileNetV3Activation::HS, 1},
+};
+inline constexpr std::array kMobileNetV3SmallRows{
+    MobileNetV3Row{3, 16, 16, true, MobileNetV3Activation::RE, 2},
+    MobileNetV3Row{3, 72, 24, false, MobileNetV3Activation::RE, 2},
+    MobileNetV3Row{3, 88, 24, false, MobileNetV3Activation::RE, 1},
+    MobileNetV3Row{5, 96, 40, true, MobileNetV3Activation::HS, 2},
+    MobileNetV3Row{5, 240, 40, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 240, 40, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 120, 48, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 144, 48, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 288, 96, true, MobileNetV3Activation::HS, 2},
+    MobileNetV3Row{5, 576, 96, true, MobileNetV3Activation::HS, 1},
+    MobileNetV3Row{5, 576, 96, true, MobileNetV3Activation::HS, 1},
+};
+inline constexpr std::array kMobileNetV3Designs{
+    MobileNetV3Design{"mobilenet_v3_small", kMobileNetV3SmallRows, 576, 1024},
+    MobileNetV3Design{"mobilenet_v3_large", kMobileNetV3LargeRows, 960, 1280},
+};
+inline constexpr std::int64_t kMobileNetV3StemWidth = 16;
+// torchvision's: normalisation, dropout in the classifier, initial weights of linear layers.
+inline constexpr blocks::BatchNormConstants kMobileNetV3Norm{.eps = 1e-3, .momentum = 0.01};
+inline constexpr double kMobileNetV3Dropout = 0.2;
+inline constexpr double kMobileNetV3LinearDeviation = 0.01;
+
+namespace blocks {
+
+/// An inverted residual with, in some rows, squeeze-and-excitation before the last convolution.
+///
+/// The squeeze is a quarter of the block's width *inside*, rounded to a multiple of 8.
+///
+/// @par Source  Howard et al., Searching for MobileNetV3 (2019), figure 4; torchvision's
+/// `InvertedResidual` of `mobilenetv3.py`
+class MobileNetV3BlockImpl : public torch::nn::Cloneable<MobileNetV3BlockImpl> {
+ public:
+  MobileNetV3BlockImpl(std::int64_t in, const MobileNetV3Row& row) : in_(in), row_(row) { reset(); }
+
+  void reset() override {
+    const std::int64_t wide = row_.expanded;
+    block = register_module("block", torch::nn::Sequential());
+    if (wide != in_) block->push_back(activated(padded_convolution(in_, wide, 1)));
+    block->push_back(
+        activated(padded_convolution(wide, wide, row_.kernel).stride(row_.stride).groups(wide)));
+    if (row_.has_squeeze)
+      block->push_back(SqueezeExcitation(wide, rounded_width(static_cast<double>(wide / 4)),
+                                         activations::relu, activations::hardsigmoid));
+    block->push_back(ConvNormAct(padded_convolution(wide, row_.out, 1), kMobileNetV3Norm));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    torch::Tensor y = block->forward(x_nchw);  // (N, out, h / stride, w / stride)
+    if (row_.stride == 1 && in_ == row_.out) y += x_nchw;
+    return y;
+  }
+
+  torch::nn::Sequential block{nullptr};
+
+ private:
+  ConvNormAct activated(const torch::nn::Conv2dOptions& convolution) const {
+    const bool is_relu = row_.activation == MobileNetV3Activation::RE;
+    return ConvNormAct(convolution, kMobileNetV3Norm,
+                       is_relu ? activations::relu_ : activations::hardswish_);
+  }
+
+  std::int64_t in_;
+  MobileNetV3Row row_;
+};
+TORCH_MODULE(MobileNetV3Block);
+
+}  // namespace blocks
+
+/// The module behind `MobileNetV3`.
+class MobileNetV3Impl : public FamilyBackbone<MobileNetV3Impl, MobileNetV3Design> {
+ public:
+  static constexpr std::string_view kFamily = "MobileNetV3";
+  static constexpr std::span<const MobileNetV3Design> designs() { return kMobileNetV3Designs; }
+
+  MobileNetV3Impl(const MobileNetV3Design& design, const BackboneOptions& options,
+                  CheckpointedChain chain)
+      : FamilyBackbone(design, design.last_width, options, std::move(chain)) {
+    refuse_option("attention_dropout", options.attention_dropout);
+    refuse_option("stochastic_depth", options.stochastic_depth);
+    features_ = register_module("features", torch::nn::ModuleList());
+    build_features();
+    blocks::init_convolutions_by_fan_out(*features_);
+    blocks::zero_convolution_biases(*features_);
+    if (options.num_classes != 0) build_classifier();
+    register_projection();
+  }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override {
+    return classifier_->forward(std::move(pooled));
+  }
+  std::string first_convolution() const override { return "features.0.0.weight"; }
+  std::string head() const override { return "classifier.3."; }
+
+ private:
+  void build_features() {
+    std::int64_t in = kMobileNetV3StemWidth;
+    append_feature(activated(blocks::padded_convolution(options().in_channels, in, 3).stride(2)));
+    for (const MobileNetV3Row& row : design().rows) {
+      append_feature(blocks::MobileNetV3Block(in, row));
+      in = row.out;
+    }
+    append_feature(activated(blocks::padded_convolution(in, design().last_width, 1)));
+  }
+
+  /// The features end before it: its first layer belongs to the classifier, as in torchvision.
+  void build_classifier() {
+    const double dropout = options().dropout.value_or(kMobileNetV3Dropout);
+    classifier_ = register_module(
+        "classifier",
+        torch::nn::Sequential(torch::nn::Linear(design().last_width, design().head_width),
+                              torch::nn::Functional(blocks::activations::hardswish_),
+                              torch::nn::Dropout(torch::nn::DropoutOptions(dropout).inplace(true)),
+                              torch::nn::Linear(design().head_width, options().num_classes)));
+    blocks::init_linear_normal(*classifier_, kMobileNetV3LinearDeviation);
+  }
+
+  static blocks::ConvNormAct activated(const torch::nn::Conv2dOptions& convolution) {
+    return blocks::ConvNormAct(convolution, kMobileNetV3Norm, blocks::activations::hardswish_);
+  }
+
+  template <class Unit>
+  void append_feature(const Unit& unit) {
+    append("features_" + std::to_string(features_->size()), unit);
+    features_->push_back(unit);
+  }
+
+  torch::nn::ModuleList features_{nullptr};  // holds the units; the chain runs them
+  torch::nn::Sequential classifier_{nullptr};
+};
+
+/// A network of inverted residuals that was found by search; its units are the stem, each block and
+/// the last convolution.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Howard et al., Searching for MobileNetV3 (2019), tables 1 and 2; torchvision's
+/// `mobilenet_v3_small` and `mobilenet_v3_large`
+template <class Policy = Checkpointed<Sequential, Segments<4>>>
+class MobileNetV3 : public BackboneHolder<MobileNetV3Impl, Policy> {
+ public:
+  using BackboneHolder<MobileNetV3Impl, Policy>::BackboneHolder;
+};
+
+using MobileNetV3Small = NamedBackbone<MobileNetV3<>, "mobilenet_v3_small">;
+using MobileNetV3Large = NamedBackbone<MobileNetV3<>, "mobilenet_v3_large">;
+
+}  // namespace remat
+
+namespace remat {
+
+/// How many tokens an image is cut into, in a column and in a row.
+struct TokenGrid {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+
+  /// Returns how many there are.
+  std::int64_t area() const { return rows * columns; }
+
+  friend bool operator==(const TokenGrid&, const TokenGrid&) = default;
+};
+
+/// Makes position embeddings of one grid of patches fit another, by bicubic interpolation whose
+/// corners stay where they are.
+///
+/// The class token's embedding, which comes first, is not touched; nor is anything if the grids are
+/// equal.
+///
+/// @param embedding  (1, 1 + from.area(), width)
+/// @return           (1, 1 + to.area(), width), of the same type
+/// @throws ArgumentError  if the embedding is not one of the grid `from`, or a grid is empty
+/// @par Source  torchvision's `interpolate_embeddings`, which knows square grids only
+inline torch::Tensor resize_position_embedding(const torch::Tensor& embedding, TokenGrid from,
+                                               TokenGrid to) {
+  const auto text = [](TokenGrid grid) {
+    return std::to_string(grid.rows) + "x" + std::to_string(grid.columns);
+  };
+  const bool is_right = embedding.defined() && embedding.dim() == 3 && embedding.size(0) == 1 &&
+                        from.rows > 0 && from.columns > 0 && to.rows > 0 && to.columns > 0 &&
+                        embedding.size(1) == 1 + from.area();
+  require(is_right, [&] {
+    return ErrorMessage("remat.position_embedding.shape")
+        .where("remat::resize_position_embedding")
+        .what("the embedding is " +
+              (embedding.defined()
+                   ? detail::describe(detail::Geometry::of(embedding), embedding.device())
+                   : "undefined") +
+              " and is to go from a grid of " + text(from) + " to one of " + text(to) +
+              ", an embedding (1, 1 + rows * columns, width) of the first grid was expected");
+  });
+  if (from == to) return embedding;
+  const std::int64_t width = embedding.size(2);
+  const torch::Tensor map =
+      embedding.slice(1, 1).transpose(1, 2).reshape({1, width, from.rows, from.columns});
+  // Some devices interpolate no half precision, and where they do they round each step.
+  const torch::Tensor precise = map.scalar_type() == at::kDouble ? map : map.to(at::kFloat);
+  const torch::Tensor resized =
+      at::upsample_bicubic2d(precise, {to.rows, to.columns}, /*align_corners=*/true)
+          .to(embedding.scalar_type())
+          .flatten(2)
+          .transpose(1, 2);  // (1, to.area(), width)
+  return at::cat({embedding.slice(1, 0, 1), resized}, 1);
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// A RegNetY: what the paper's linear rule (d, w_0, w_a, w_m) gives after rounding.
+struct RegNetDesign {
+  std::string_view name;
+  std::array<std::int64_t, 4> block_count;  ///< blocks of each stage
+  std::array<std::int64_t, 4> width;        ///< channels of each stage
+  std::int64_t group_width;                 ///< channels of a group of the 3×3 convolutions
+};
+
+// name, blocks, widths, group width
+inline constexpr std::array kRegNetYDesigns{
+    RegNetDesign{"regnet_y_400mf", {1, 3, 6, 6}, {48, 104, 208, 440}, 8},
+    RegNetDesign{"regnet_y_800mf", {1, 3, 8, 2}, {64, 144, 320, 784}, 16},
+    RegNetDesign{"regnet_y_1_6gf", {2, 6, 17, 2}, {48, 120, 336, 888}, 24},
+    RegNetDesign{"regnet_y_3_2gf", {2, 5, 13, 1}, {72, 216, 576, 1512}, 24},
+    RegNetDesign{"regnet_y_8gf", {2, 4, 10, 1}, {224, 448, 896, 2016}, 56},
+    RegNetDesign{"regnet_y_16gf", {2, 4, 11, 1}, {224, 448, 1232, 3024}, 112},
+    RegNetDesign{"regnet_y_32gf", {2, 5, 12, 1}, {232, 696, 1392, 3712}, 232},
+};
+inline constexpr std::int64_t kRegNetStemWidth = 32;
+inline constexpr double kRegNetLinearDeviation = 0.01;  // torchvision's, of initial weights
+
+namespace blocks {
+
+/// The branch of a RegNetY block: a grouped 3×3 convolution between two 1×1 ones, with
+/// squeeze-and-excitation before the last. Nothing is narrowed: the bottleneck ratio is 1.
+///
+/// The squeeze is a quarter of the block's *input*.
+///
+/// @par Source  torchvision's `BottleneckTransform`
+class RegNetBranchImpl : public torch::nn::Cloneable<RegNetBranchImpl> {
+ public:
+  RegNetBranchImpl(std::int64_t in, std::int64_t out, std::int64_t stride, std::int64_t group_width)
+      : in_(in), out_(out), stride_(stride), group_width_(group_width) {
+    reset();
+  }
+
+  void reset() override {
+    a = register_module("a", ConvNormAct(padded_convolution(in_, out_, 1), BatchNormConstants{},
+                                         activations::relu_));
+    b = register_module(
+        "b",
+        ConvNormAct(padded_convolution(out_, out_, 3).stride(stride_).groups(out_ / group_width_),
+                    BatchNormConstants{}, activations::relu_));
+    se = register_module("se",
+                         SqueezeExcitation(out_, in_ / 4, activations::relu, activations::sigmoid));
+    c = register_module("c", ConvNormAct(padded_convolution(out_, out_, 1)));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    torch::Tensor y = a->forward(x_nchw);  // (N, out, h, w)
+    y = b->forward(y);                     // (N, out, h / stride, w / stride)
+    return c->forward(se->forward(y));     // (N, out, h / stride, w / stride)
+  }
+
+  ConvNormAct a{nullptr}, b{nullptr}, c{nullptr};
+  SqueezeExcitation se{nullptr};
+
+ private:
+  std::int64_t in_, out_, stride_, group_width_;
+};
+TORCH_MODULE(RegNetBranch);
+
+/// A residual block of a RegNetY; where the shape changes, a strided 1×1 convolution projects the
+/// input.
+///
+/// @par Source  Radosavovic et al., Designing Network Design Spaces (2020), figure 4 with
+/// squeeze-and-excitation; torchvision's `ResBottleneckBlock`
+class RegNetBlockImpl : public torch::nn::Cloneable<RegNetBlockImpl> {
+ public:
+  RegNetBlockImpl(std::int64_t in, std::int64_t out, std::int64_t stride, std::int64_t group_width)
+      : in_(in), out_(out), stride_(stride), group_width_(group_width) {
+    reset();
+  }
+
+  void reset() override {
+    proj = nullptr;
+    if (in_ != out_ || stride_ != 1)
+      proj = register_module("proj", ConvNormAct(padded_convolution(in_, out_, 1).stride(stride_)));
+    f = register_module("f", RegNetBranch(in_, out_, stride_, group_width_));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x_nchw) {
+    const torch::Tensor shortcut = proj.is_empty() ? x_nchw : proj->forward(x_nchw);
+    return (shortcut + f->forward(x_nchw)).relu_();  // (N, out, h / stride, w / stride)
+  }
+
+  ConvNormAct proj{nullptr};
+  RegNetBranch f{nullptr};
+
+ private:
+  std::int64_t in_, out_, stride_, group_width_;
+};
+TORCH_MODULE(RegNetBlock);
+
+}  // namespace blocks
+
+/// The module behind `RegNet`.
+class RegNetImpl : public FamilyBackbone<RegNetImpl, RegNetDesign> {
+ public:
+  static constexpr std::string_view kFamily = "RegNet";
+  static constexpr std::span<const RegNetDesign> designs() { return kRegNetYDesigns; }
+
+  RegNetImpl(const RegNetDesign& design, const BackboneOptions& options, CheckpointedChain chain)
+      : FamilyBackbone(design, design.width.back(), options, std::move(chain)) {
+    refuse_option("dropout", options.dropout);
+    refuse_option("attention_dropout", options.attention_dropout);
+    refuse_option("stochastic_depth", options.stochastic_depth);
+    build_stem();
+    build_stages();
+    if (options.num_classes != 0)
+      fc_ = register_module("fc", torch::nn::Linear(design.width.back(), options.num_classes));
+    // Biases of squeeze-and-excitation stay as LibTorch draws them, as in torchvision.
+    blocks::init_convolutions_by_fan_out(*this);
+    blocks::init_linear_normal(*this, kRegNetLinearDeviation);
+    register_projection();
+  }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override { return fc_->forward(pooled); }
+  std::string first_convolution() const override { return "stem.0.weight"; }
+  std::string head() const override { return "fc."; }
+
+ private:
+  void build_stem() {
+    const blocks::ConvNormAct stem(
+        blocks::padded_convolution(options().in_channels, kRegNetStemWidth, 3).stride(2),
+        blocks::BatchNormConstants{}, blocks::activations::relu_);
+    append("stem", register_module("stem", stem));
+  }
+
+  void build_stages() {
+    std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> stages;
+    std::int64_t in = kRegNetStemWidth;
+    for (std::size_t index = 0; index < design().width.size(); ++index) {
+      const std::string name = "block" + std::to_string(index + 1);
+      const std::int64_t width = design().width[index];
+      torch::nn::Sequential stage;
+      for (std::int64_t i = 0; i < design().block_count[index]; ++i) {
+        stage->push_back(name + "-" + std::to_string(i),
+                         blocks::RegNetBlock(in, width, i == 0 ? 2 : 1, design().group_width));
+        in = width;
+      }
+      append(name, stage);
+      stages.emplace_back(name, stage.ptr());
+    }
+    register_module("trunk_output", torch::nn::ModuleDict(stages));
+  }
+
+  torch::nn::Linear fc_{nullptr};
+};
+
+/// A network of residual blocks whose widths and depths follow a linear rule; its units are the
+/// stem and each block.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Radosavovic et al., Designing Network Design Spaces (2020), figure 15 and table 4;
+/// torchvision's `regnet_y_*`
+template <class Policy = Checkpointed<Sequential, Segments<4>>>
+class RegNet : public BackboneHolder<RegNetImpl, Policy> {
+ public:
+  using BackboneHolder<RegNetImpl, Policy>::BackboneHolder;
+};
+
+using RegNetY400MF = NamedBackbone<RegNet<>, "regnet_y_400mf">;
+using RegNetY800MF = NamedBackbone<RegNet<>, "regnet_y_800mf">;
+using RegNetY1_6GF = NamedBackbone<RegNet<>, "regnet_y_1_6gf">;
+using RegNetY3_2GF = NamedBackbone<RegNet<>, "regnet_y_3_2gf">;
+using RegNetY8GF = NamedBackbone<RegNet<>, "regnet_y_8gf">;
+using RegNetY16GF = NamedBackbone<RegNet<>, "regnet_y_16gf">;
+using RegNetY32GF = NamedBackbone<RegNet<>, "regnet_y_32gf">;
+
+}  // namespace remat
+
+namespace remat {
+
 /// The two residual blocks of the paper's figure 5.
 enum class ResNetBlock { kBasic, kBottleneck };
 
 /// One row of the paper's table 1.
 struct ResNetDesign {
+  std::string_view name;                    ///< torchvision's
   int depth;                                ///< layers with weights, as in the name
   ResNetBlock block;                        ///< which block the stages repeat
   std::array<std::int64_t, 4> block_count;  ///< blocks in each of the four stages
 };
 
 inline constexpr std::array kResNetDesigns{
-    ResNetDesign{18, ResNetBlock::kBasic, {2, 2, 2, 2}},
-    ResNetDesign{34, ResNetBlock::kBasic, {3, 4, 6, 3}},
-    ResNetDesign{50, ResNetBlock::kBottleneck, {3, 4, 6, 3}},
-    ResNetDesign{101, ResNetBlock::kBottleneck, {3, 4, 23, 3}},
-    ResNetDesign{152, ResNetBlock::kBottleneck, {3, 8, 36, 3}},
+    ResNetDesign{"resnet18", 18, ResNetBlock::kBasic, {2, 2, 2, 2}},
+    ResNetDesign{"resnet34", 34, ResNetBlock::kBasic, {3, 4, 6, 3}},
+    ResNetDesign{"resnet50", 50, ResNetBlock::kBottleneck, {3, 4, 6, 3}},
+    ResNetDesign{"resnet101", 101, ResNetBlock::kBottleneck, {3, 4, 23, 3}},
+    ResNetDesign{"resnet152", 152, ResNetBlock::kBottleneck, {3, 8, 36, 3}},
 };
 inline constexpr std::int64_t kResNetStemWidth = 64;
 inline constexpr std::array<std::int64_t, 4> kResNetStageWidths{64, 128, 256, 512};
@@ -5134,32 +10399,34 @@ TORCH_MODULE(ResNetStem);
 }  // namespace blocks
 
 /// The module behind `ResNet`.
-template <class Policy>
-class ResNetImpl : public ChainBackbone<Policy> {
+class ResNetImpl : public FamilyBackbone<ResNetImpl, ResNetDesign> {
  public:
-  explicit ResNetImpl(int depth, const BackboneOptions& options = {})
-      : ChainBackbone<Policy>("resnet" + std::to_string(depth), raw_width(resnet_design(depth)),
-                              options),
-        depth_(depth) {
+  static constexpr std::string_view kFamily = "ResNet";
+  static constexpr std::span<const ResNetDesign> designs() { return kResNetDesigns; }
+
+  ResNetImpl(const ResNetDesign& design, const BackboneOptions& options, CheckpointedChain chain)
+      : FamilyBackbone(design, raw_width(design), options, std::move(chain)) {
+    refuse_option("dropout", options.dropout);
+    refuse_option("attention_dropout", options.attention_dropout);
+    refuse_option("stochastic_depth", options.stochastic_depth);
     blocks::ResNetStem stem(options.in_channels);
-    this->register_module("conv1", stem->conv1);
-    this->register_module("bn1", stem->bn1);
-    this->append_unit("stem", stem);
-    const ResNetDesign& design = resnet_design(depth);
+    register_module("conv1", stem->conv1);
+    register_module("bn1", stem->bn1);
+    append("stem", stem);
     if (design.block == ResNetBlock::kBasic)
       register_stages<blocks::BasicBlock>(design);
     else
       register_stages<blocks::Bottleneck>(design);
     if (options.num_classes != 0)
-      fc_ = this->register_module("fc", torch::nn::Linear(raw_width(design), options.num_classes));
-    this->register_projection();
+      fc_ = register_module("fc", torch::nn::Linear(raw_width(design), options.num_classes));
+    register_projection();
     initialise();
   }
 
+  std::string first_convolution() const override { return "conv1.weight"; }
+  std::string head() const override { return "fc."; }
+
  protected:
-  std::shared_ptr<Backbone> build_again() const override {
-    return std::make_shared<ResNetImpl>(depth_, this->options());
-  }
   torch::Tensor pool(torch::Tensor features_nchw) override {
     return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
   }
@@ -5180,24 +10447,22 @@ class ResNetImpl : public ChainBackbone<Policy> {
       torch::nn::Sequential layer;
       for (std::int64_t index = 0; index < design.block_count[stage]; ++index) {
         const std::int64_t stride = stage > 0 && index == 0 ? 2 : 1;
-        const Block block(in, kResNetStageWidths[stage], stride);
-        layer->push_back(block);
-        this->append_unit(name + "_" + std::to_string(index), block);
+        layer->push_back(Block(in, kResNetStageWidths[stage], stride));
         in = kResNetStageWidths[stage] * Block::ContainedType::kExpansion;
       }
-      this->register_module(name, layer);
+      register_module(name, layer);
+      append(name, layer);
     }
   }
 
   /// As torchvision: He et al., Delving Deep into Rectifiers (2015), normal, by the fan out, for
   /// convolutions; normalisations and linear layers as LibTorch makes them (scale 1 and shift 0).
   void initialise() {
-    for (const auto& module : this->modules(/*include_self=*/false))
-      if (auto* convolution = module->template as<torch::nn::Conv2d>())
+    for (const auto& module : modules(/*include_self=*/false))
+      if (auto* convolution = module->as<torch::nn::Conv2d>())
         torch::nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
   }
 
-  int depth_;
   torch::nn::Linear fc_{nullptr};
 };
 
@@ -5207,71 +10472,889 @@ class ResNetImpl : public ChainBackbone<Policy> {
 /// @par Source  He et al., Deep Residual Learning for Image Recognition (2015), table 1;
 /// torchvision's `resnet*`
 template <class Policy = Checkpointed<Sequential, Segments<4>>>
-class ResNet : public torch::nn::ModuleHolder<ResNetImpl<Policy>> {
+class ResNet : public BackboneHolder<ResNetImpl, Policy> {
  public:
-  /// Makes a holder of nothing, to be assigned later.
-  ResNet(std::nullptr_t)
-      : torch::nn::ModuleHolder<ResNetImpl<Policy>>(nullptr) {}  // NOLINT: as LibTorch's holders
+  using BackboneHolder<ResNetImpl, Policy>::BackboneHolder;
+
   /// @param depth  18, 34, 50, 101 or 152
   /// @throws ArgumentError  for another depth, or options that cannot be
   explicit ResNet(int depth, const BackboneOptions& options = {})
-      : torch::nn::ModuleHolder<ResNetImpl<Policy>>(
-            std::make_shared<ResNetImpl<Policy>>(depth, options)) {}
+      : BackboneHolder<ResNetImpl, Policy>(resnet_design(depth), options) {}
 };
 
-/// A residual network whose depth is in the type, with the default policy.
-template <int depth>
-class ResNetOfDepth : public ResNet<> {
- public:
-  ResNetOfDepth(std::nullptr_t) : ResNet<>(nullptr) {}  // NOLINT: as LibTorch's holders
-  explicit ResNetOfDepth(const BackboneOptions& options = {}) : ResNet<>(depth, options) {}
-};
-
-using ResNet18 = ResNetOfDepth<18>;
-using ResNet34 = ResNetOfDepth<34>;
-using ResNet50 = ResNetOfDepth<50>;
-using ResNet101 = ResNetOfDepth<101>;
-using ResNet152 = ResNetOfDepth<152>;
+using ResNet18 = NamedBackbone<ResNet<>, "resnet18">;
+using ResNet34 = NamedBackbone<ResNet<>, "resnet34">;
+using ResNet50 = NamedBackbone<ResNet<>, "resnet50">;
+using ResNet101 = NamedBackbone<ResNet<>, "resnet101">;
+using ResNet152 = NamedBackbone<ResNet<>, "resnet152">;
 
 }  // namespace remat
 
-#include <numeric>
+namespace remat::blocks {
+
+/// Makes one token of every 2×2 tokens: half the height and width, twice the channels.
+///
+/// A map of odd height or width is padded with zeros at the bottom or on the right.
+///
+/// @par Source  Liu et al., Swin Transformer (2021), section 3.1; torchvision's `PatchMerging`
+class PatchMergingImpl : public torch::nn::Cloneable<PatchMergingImpl> {
+ public:
+  PatchMergingImpl(std::int64_t width, double norm_eps) : width_(width), norm_eps_(norm_eps) {
+    reset();
+  }
+
+  void reset() override {
+    reduction = register_module(
+        "reduction",
+        torch::nn::Linear(torch::nn::LinearOptions(4 * width_, 2 * width_).bias(false)));
+    norm = register_module(
+        "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * width_}).eps(norm_eps_)));
+  }
+
+  torch::Tensor forward(const torch::Tensor& map_nhwc) {
+    const std::int64_t odd_rows = map_nhwc.size(1) % 2, odd_columns = map_nhwc.size(2) % 2;
+    const torch::Tensor even =
+        odd_rows + odd_columns == 0
+            ? map_nhwc
+            : at::constant_pad_nd(map_nhwc, {0, 0, 0, odd_columns, 0, odd_rows});
+    const auto corner = [&](std::int64_t row, std::int64_t column) {
+      return even.slice(1, row, even.size(1), 2).slice(2, column, even.size(2), 2);
+    };
+    // Column by column, as the published weights expect it.
+    const torch::Tensor merged = at::cat({corner(0, 0), corner(1, 0), corner(0, 1), corner(1, 1)},
+                                         -1);          // (N, H / 2, W / 2, 4 C)
+    return reduction->forward(norm->forward(merged));  // (N, H / 2, W / 2, 2 C)
+  }
+
+  torch::nn::Linear reduction{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+
+ private:
+  std::int64_t width_;
+  double norm_eps_;
+};
+TORCH_MODULE(PatchMerging);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Two linear layers with a GELU between, on the last dimension; dropout behind each.
+///
+/// Children are `0` and `3`, the linear layers, and `2` and `4`, the dropouts; `1` would be the
+/// activation.
+///
+/// @par Source  Vaswani et al., Attention Is All You Need (2017), section 3.3, with the GELU of
+/// BERT; torchvision's `MLP`
+class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
+ public:
+  /// @param width    channels of the input and of the result
+  /// @param hidden   channels in between
+  /// @param dropout  rate
+  MlpImpl(std::int64_t width, std::int64_t hidden, double dropout)
+      : width_(width), hidden_(hidden), rate_(dropout) {
+    reset();
+  }
+
+  /// Makes the layers anew, initialised as torchvision's transformers do: Glorot's uniform
+  /// distribution for weights, almost zero for biases.
+  void reset() override {
+    widen = register_module("0", torch::nn::Linear(width_, hidden_));
+    inner_dropout = register_module("2", torch::nn::Dropout(rate_));
+    narrow = register_module("3", torch::nn::Linear(hidden_, width_));
+    outer_dropout = register_module("4", torch::nn::Dropout(rate_));
+    for (const auto& linear : {widen, narrow}) {
+      torch::nn::init::xavier_uniform_(linear->weight);
+      torch::nn::init::normal_(linear->bias, /*mean=*/0, /*std=*/1e-6);
+    }
+  }
+
+  torch::Tensor forward(const torch::Tensor& x) {
+    // One expression, so that no wide tensor lives longer than autograd wants it.
+    torch::Tensor wide = inner_dropout->forward(at::gelu(widen->forward(x)));  // (..., hidden)
+    return outer_dropout->forward(narrow->forward(std::move(wide)));           // (..., width)
+  }
+
+  torch::nn::Linear widen{nullptr}, narrow{nullptr};
+  torch::nn::Dropout inner_dropout{nullptr}, outer_dropout{nullptr};
+
+ private:
+  std::int64_t width_, hidden_;
+  double rate_;
+};
+TORCH_MODULE(Mlp);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// Cuts a map into windows that do not overlap.
+///
+/// @param map_nhwc  (N, H, W, C), H and W multiples of the window's
+/// @return          (N * windows, window.area(), C), windows of a row one after the other
+inline torch::Tensor to_windows(const torch::Tensor& map_nhwc, WindowSize window) {
+  const std::int64_t rows = map_nhwc.size(1) / window.height;
+  const std::int64_t columns = map_nhwc.size(2) / window.width;
+  const std::int64_t channels = map_nhwc.size(3);
+  return map_nhwc.view({map_nhwc.size(0), rows, window.height, columns, window.width, channels})
+      .permute({0, 1, 3, 2, 4, 5})
+      .reshape({map_nhwc.size(0) * rows * columns, window.area(), channels});
+}
+
+/// Puts the windows of `to_windows` together again.
+///
+/// @param map  size of the map
+inline torch::Tensor from_windows(const torch::Tensor& windows, WindowSize window, WindowSize map) {
+  const std::int64_t rows = map.height / window.height;
+  const std::int64_t columns = map.width / window.width;
+  return windows.view({-1, rows, columns, window.height, window.width, windows.size(2)})
+      .permute({0, 1, 3, 2, 4, 5})
+      .reshape({-1, map.height, map.width, windows.size(2)});
+}
+
+/// Returns what keeps tokens apart that only a cyclic shift has brought into one window: -100
+/// between them, 0 elsewhere.
+///
+/// @param shift  by how many places the map was moved up and to the left
+/// @return       (windows, window.area(), window.area())
+/// @par Source  Liu et al., Swin Transformer (2021), figure 4
+inline torch::Tensor shift_mask(WindowSize map, WindowSize window, WindowSize shift,
+                                const torch::TensorOptions& options) {
+  constexpr double kApart = -100;  // of softmax's exponent: e^-100 is nothing beside e^0
+  const auto came_around = [&](std::int64_t length, std::int64_t places) {
+    return (at::arange(length, options.dtype(at::kLong)) >= length - places).to(at::kLong);
+  };
+  // The map falls into four parts, whose borders lie inside the last windows.
+  const torch::Tensor parts = 2 * came_around(map.height, shift.height).unsqueeze(1) +
+                              came_around(map.width, shift.width);  // (H, W)
+  const torch::Tensor windows =
+      to_windows(parts.view({1, map.height, map.width, 1}), window);  // (windows, area, 1)
+  return (windows != windows.transpose(1, 2)).to(options.dtype()) * kApart;
+}
+
+/// What a `ShiftedWindowAttention` is built from; meant for designated initialisers.
+struct WindowAttentionOptions {
+  std::int64_t width = 0;       ///< channels of a token
+  std::int64_t head_count = 1;  ///< they divide the width
+  WindowSize window = {};
+  WindowSize shift = {};         ///< by how much windows are moved against the map; 0: not
+  double dropout = 0;            ///< rate behind the projection
+  double attention_dropout = 0;  ///< rate on the attention's weights
+};
+
+/// Self-attention inside windows, with a learned bias for each distance between two tokens.
+///
+/// Maps that are no multiples of the window are padded at the bottom and on the right, before the
+/// shift, and cut to size again. Where one window covers the padded map, nothing is shifted.
+///
+/// @par Source  Liu et al., Swin Transformer (2021), section 3.2; torchvision's
+/// `ShiftedWindowAttention`
+class ShiftedWindowAttentionImpl : public torch::nn::Cloneable<ShiftedWindowAttentionImpl> {
+ public:
+  explicit ShiftedWindowAttentionImpl(const WindowAttentionOptions& options) : options_(options) {
+    require(options.head_count > 0 && options.width % options.head_count == 0, [&] {
+      return ErrorMessage("remat.attention.heads")
+          .where("remat::blocks::ShiftedWindowAttention")
+          .what("the width is " + std::to_string(options.width) + " and there are " +
+                std::to_string(options.head_count) +
+                " heads, a width that the heads divide was expected");
+    });
+    reset();
+  }
+
+  void reset() override {
+    relative_position_bias_table =
+        register_parameter("relative_position_bias_table",
+                           at::zeros({options_.window.distance_count(), options_.head_count}));
+    relative_position_index = register_buffer(
+        "relative_position_index", blocks::relative_position_index(options_.window).flatten());
+    qkv = register_module("qkv", torch::nn::Linear(options_.width, 3 * options_.width));
+    proj = register_module("proj", torch::nn::Linear(options_.width, options_.width));
+    trunc_normal_(relative_position_bias_table, /*mean=*/0, /*standard_deviation=*/0.02);
+  }
+
+  torch::Tensor forward(const torch::Tensor& map_nhwc) {
+    const WindowSize map = {map_nhwc.size(1), map_nhwc.size(2)};
+    const WindowSize padded = {rounded_up(map.height, options_.window.height),
+                               rounded_up(map.width, options_.window.width)};
+    const WindowSize shift = {options_.window.height < padded.height ? options_.shift.height : 0,
+                              options_.window.width < padded.width ? options_.shift.width : 0};
+    const bool is_shifted = shift != WindowSize{};
+
+    torch::Tensor x = map_nhwc;
+    if (padded != map)
+      x = at::constant_pad_nd(x,
+                              {0, 0, 0, padded.width - map.width, 0, padded.height - map.height});
+    if (is_shifted) x = at::roll(x, {-shift.height, -shift.width}, {1, 2});
+    x = to_windows(x, options_.window);  // (N * windows, area, C)
+    x = attend(
+        x, is_shifted ? shift_mask(padded, options_.window, shift, x.options()) : torch::Tensor());
+    x = from_windows(x, options_.window, padded);
+    if (is_shifted) x = at::roll(x, {shift.height, shift.width}, {1, 2});
+    return x.slice(1, 0, map.height).slice(2, 0, map.width).contiguous();  // (N, H, W, C)
+  }
+
+  /// Returns what this was built from.
+  const WindowAttentionOptions& options() const { return options_; }
+
+  torch::Tensor relative_position_bias_table, relative_position_index;
+  torch::nn::Linear qkv{nullptr}, proj{nullptr};
+
+ private:
+  static std::int64_t rounded_up(std::int64_t length, std::int64_t window) {
+    return (length + window - 1) / window * window;
+  }
+
+  /// @param mask  undefined, or (windows, area, area)
+  torch::Tensor attend(const torch::Tensor& windows, const torch::Tensor& mask) {
+    torch::Tensor x = mix(windows, mask);
+    x = proj->forward(x);
+    return at::dropout(x, options_.dropout, is_training());  // (N * windows, area, C)
+  }
+
+  torch::Tensor mix(const torch::Tensor& windows, const torch::Tensor& mask) {
+    const std::int64_t batch = windows.size(0), area = windows.size(1);
+    const std::int64_t heads = options_.head_count, depth = options_.width / heads;
+    const auto parts = qkv->forward(windows)
+                           .view({batch, area, 3, heads, depth})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);  // query, key, value, each (N * windows, heads, area, depth)
+    const torch::Tensor query = parts[0] * std::pow(static_cast<double>(depth), -0.5);
+    torch::Tensor weights = query.matmul(parts[1].transpose(-2, -1)) +
+                            relative_position_bias(relative_position_bias_table,
+                                                   relative_position_index, options_.window);
+    if (mask.defined())
+      weights = (weights.view({-1, mask.size(0), heads, area, area}) + mask.unsqueeze(1))
+                    .view({batch, heads, area, area});
+    weights = at::dropout(weights.softmax(-1), options_.attention_dropout, is_training());
+    return weights.matmul(parts[2]).transpose(1, 2).reshape({batch, area, options_.width});
+  }
+
+  WindowAttentionOptions options_;
+};
+TORCH_MODULE(ShiftedWindowAttention);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// What a `SwinBlock` is built from; meant for designated initialisers.
+struct SwinBlockOptions {
+  WindowAttentionOptions attention = {};
+  std::int64_t hidden = 0;  ///< channels inside the MLP
+  double drop_rate = 0;     ///< with which probability stochastic depth drops a sample's branch
+  double norm_eps = 1e-5;   ///< of both layer normalisations
+};
+
+/// A transformer layer on a map of tokens: attention in windows, and an MLP.
+///
+/// @par Source  Liu et al., Swin Transformer (2021), figure 3b and equation 3; torchvision's
+/// `SwinTransformerBlock`
+class SwinBlockImpl : public torch::nn::Cloneable<SwinBlockImpl> {
+ public:
+  explicit SwinBlockImpl(const SwinBlockOptions& options) : options_(options) { reset(); }
+
+  void reset() override {
+    const std::int64_t width = options_.attention.width;
+    const auto norm = [&] {
+      return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}).eps(options_.norm_eps));
+    };
+    norm1 = register_module("norm1", norm());
+    attn = register_module("attn", ShiftedWindowAttention(options_.attention));
+    stochastic_depth = register_module("stochastic_depth", StochasticDepth(options_.drop_rate));
+    norm2 = register_module("norm2", norm());
+    mlp = register_module("mlp", Mlp(width, options_.hidden, options_.attention.dropout));
+  }
+
+  torch::Tensor forward(const torch::Tensor& map_nhwc) {
+    const torch::Tensor x =
+        map_nhwc + stochastic_depth->forward(attn->forward(norm1->forward(map_nhwc)));
+    return x + stochastic_depth->forward(mlp->forward(norm2->forward(x)));  // (N, H, W, C)
+  }
+
+  /// Returns what this was built from.
+  const SwinBlockOptions& options() const { return options_; }
+
+  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  ShiftedWindowAttention attn{nullptr};
+  StochasticDepth stochastic_depth{nullptr};
+  Mlp mlp{nullptr};
+
+ private:
+  SwinBlockOptions options_;
+};
+TORCH_MODULE(SwinBlock);
+
+}  // namespace remat::blocks
+
+namespace remat {
+
+/// One variant of the paper's section 3.3.
+struct SwinDesign {
+  std::string_view name;                    ///< torchvision's
+  std::int64_t width;                       ///< channels of the first stage; each next has twice
+  std::array<std::int64_t, 4> block_count;  ///< blocks in each of the four stages
+  std::array<std::int64_t, 4> head_count;   ///< heads of each stage's attention
+  double stochastic_depth;                  ///< rate of the last block, as torchvision trained it
+};
+
+inline constexpr std::array kSwinDesigns{
+    SwinDesign{"swin_t", 96, {2, 2, 6, 2}, {3, 6, 12, 24}, 0.2},
+    SwinDesign{"swin_s", 96, {2, 2, 18, 2}, {3, 6, 12, 24}, 0.3},
+    SwinDesign{"swin_b", 128, {2, 2, 18, 2}, {4, 8, 16, 32}, 0.5},
+};
+inline constexpr std::int64_t kSwinPatchSize = 4;
+inline constexpr std::int64_t kSwinWindow = 7;
+inline constexpr std::int64_t kSwinMlpRatio = 4;
+inline constexpr double kSwinNormEps = 1e-5;
+
+namespace blocks {
+
+/// Makes a map of tokens of an image: a strided convolution and a layer normalisation. The children
+/// are `0` and `2`.
+///
+/// @par Source  Liu et al., Swin Transformer (2021), section 3.1
+class SwinEmbeddingImpl : public torch::nn::Cloneable<SwinEmbeddingImpl> {
+ public:
+  SwinEmbeddingImpl(std::int64_t in_channels, std::int64_t width)
+      : in_channels_(in_channels), width_(width) {
+    reset();
+  }
+
+  void reset() override {
+    conv = register_module(
+        "0",
+        torch::nn::Conv2d(
+            torch::nn::Conv2dOptions(in_channels_, width_, kSwinPatchSize).stride(kSwinPatchSize)));
+    norm = register_module(
+        "2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width_}).eps(kSwinNormEps)));
+  }
+
+  torch::Tensor forward(const torch::Tensor& images_nchw) {
+    return norm->forward(
+        conv->forward(images_nchw).permute({0, 2, 3, 1}));  // (N, H / 4, W / 4, width)
+  }
+
+  torch::nn::Conv2d conv{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+
+ private:
+  std::int64_t in_channels_, width_;
+};
+TORCH_MODULE(SwinEmbedding);
+
+}  // namespace blocks
+
+/// The module behind `SwinTransformer`.
+class SwinTransformerImpl : public FamilyBackbone<SwinTransformerImpl, SwinDesign> {
+ public:
+  static constexpr std::string_view kFamily = "SwinTransformer";
+  static constexpr std::span<const SwinDesign> designs() { return kSwinDesigns; }
+
+  SwinTransformerImpl(const SwinDesign& design, const BackboneOptions& options,
+                      CheckpointedChain chain)
+      : FamilyBackbone(design, stage_width(design, 3), options, std::move(chain)) {
+    register_features();
+    const auto norm = register_module(
+        "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({raw_width()}).eps(kSwinNormEps)));
+    append("norm", plain(norm));
+    if (options.num_classes != 0)
+      head_ = register_module("head", torch::nn::Linear(raw_width(), options.num_classes));
+    register_projection();
+    initialise();
+  }
+
+  /// Computes the last map of tokens, normalised, as (N, C, H / 32, W / 32), rounded up.
+  torch::Tensor forward_features(const torch::Tensor& images_nchw) override {
+    return FamilyBackbone::forward_features(images_nchw).permute({0, 3, 1, 2});
+  }
+
+  std::string first_convolution() const override { return "features.0.0.weight"; }
+  std::string head() const override { return "head."; }
+
+ protected:
+  torch::Tensor pool(torch::Tensor features_nchw) override {
+    return at::adaptive_avg_pool2d(features_nchw, {1, 1}).flatten(1);  // (N, C)
+  }
+  torch::Tensor forward_head(torch::Tensor pooled) override { return head_->forward(pooled); }
+
+  void check_image_size(std::int64_t height, std::int64_t width) const override {
+    require(height >= kSwinPatchSize && width >= kSwinPatchSize, [&] {
+      const std::string least = std::to_string(kSwinPatchSize);
+      return ErrorMessage("remat.backbone.image_size")
+          .where(name())
+          .what("the images are " + std::to_string(height) + "x" + std::to_string(width) +
+                " pixels, at least " + least + "x" + least + " was expected")
+          .cause("A token is made of that many pixels")
+          .cure("Any larger size will do, whatever it is a multiple of");
+    });
+  }
+
+ private:
+  static std::int64_t stage_width(const SwinDesign& design, std::size_t stage) {
+    return design.width << stage;
+  }
+  std::int64_t raw_width() const { return stage_width(design(), 3); }
+
+  void register_features() {
+    const auto features = register_module("features", torch::nn::ModuleList());
+    blocks::SwinEmbedding embedding(options().in_channels, design().width);
+    features->push_back(embedding);
+    append("embedding", plain(embedding));
+    std::int64_t first = 0;
+    for (std::size_t stage = 0; stage < design().block_count.size(); ++stage) {
+      const std::string number = std::to_string(stage + 1);
+      if (stage > 0) {
+        const blocks::PatchMerging merging(stage_width(design(), stage - 1), kSwinNormEps);
+        features->push_back(merging);
+        append("merging" + number, plain(merging));
+      }
+      const torch::nn::Sequential layers = make_stage(stage, first);
+      features->push_back(layers);
+      append("stage" + number, layers);
+      first += design().block_count[stage];
+    }
+  }
+
+  /// @param first  how many blocks come before the stage
+  torch::nn::Sequential make_stage(std::size_t stage, std::int64_t first) const {
+    const std::int64_t width = stage_width(design(), stage);
+    std::int64_t block_count = 0;
+    for (const std::int64_t count : design().block_count) block_count += count;
+    const double last_rate = options().stochastic_depth.value_or(design().stochastic_depth);
+    torch::nn::Sequential layers;
+    for (std::int64_t index = 0; index < design().block_count[stage]; ++index) {
+      const std::int64_t shift = index % 2 == 0 ? 0 : kSwinWindow / 2;
+      layers->push_back(blocks::SwinBlock(blocks::SwinBlockOptions{
+          .attention = {.width = width,
+                        .head_count = design().head_count[stage],
+                        .window = {kSwinWindow, kSwinWindow},
+                        .shift = {shift, shift},
+                        .dropout = options().dropout.value_or(0),
+                        .attention_dropout = options().attention_dropout.value_or(0)},
+          .hidden = kSwinMlpRatio * width,
+          .drop_rate =
+              last_rate * static_cast<double>(first + index) / static_cast<double>(block_count - 1),
+          .norm_eps = kSwinNormEps,
+      }));
+    }
+    return layers;
+  }
+
+  /// As torchvision: linear layers from a truncated normal distribution and without bias; the
+  /// convolution as LibTorch makes it.
+  void initialise() {
+    for (const auto& module : modules(/*include_self=*/false)) {
+      auto* linear = module->as<torch::nn::Linear>();
+      if (linear == nullptr) continue;
+      blocks::trunc_normal_(linear->weight, /*mean=*/0, /*standard_deviation=*/0.02);
+      if (linear->bias.defined()) torch::nn::init::zeros_(linear->bias);
+    }
+  }
+
+  torch::nn::Linear head_{nullptr};
+};
+
+/// A transformer whose attention looks at windows, which every other layer shifts; its units are
+/// the blocks.
+///
+/// The embedding, the merging between stages and the last normalisation are plain. Images of any
+/// size will do.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shifted Windows
+/// (2021), section 3.3; torchvision's `swin_*`
+template <class Policy = Checkpointed<TransformerLayers>>
+class SwinTransformer : public BackboneHolder<SwinTransformerImpl, Policy> {
+ public:
+  using BackboneHolder<SwinTransformerImpl, Policy>::BackboneHolder;
+};
+
+using SwinT = NamedBackbone<SwinTransformer<>, "swin_t">;
+using SwinS = NamedBackbone<SwinTransformer<>, "swin_s">;
+using SwinB = NamedBackbone<SwinTransformer<>, "swin_b">;
+
+}  // namespace remat
+
+#include <torch/version.h>
+
+/// True when the LibTorch at hand is at least `major.minor`. Detection by the compiler is
+/// preferred; this is for behaviour that cannot be detected.
+#define REMAT_LIBTORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) ||           \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+// By version and not by __has_include: where both are installed, 1.13's headers lie in the system's
+// include directory, where a newer LibTorch would find them as well.
+#if REMAT_LIBTORCH_AT_LEAST(2, 0)
+#include <ATen/ops/scaled_dot_product_attention.h>
+#else
+#include <ATen/ops/_scaled_dot_product_attention.h>
+
+#include <tuple>
+#endif
 
 namespace remat::detail {
 
-/// Returns the least number of inserted, deleted and replaced characters between two words.
-inline std::size_t edit_distance(std::string_view left, std::string_view right) {
-  std::vector<std::size_t> row(right.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < right.size(); ++j) {
-      const std::size_t replaced = diagonal + (left[i] == right[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
-}
-
-/// Returns the `count` candidates that are spelled most like `name`, nearest first.
-inline std::vector<std::string> nearest_names(std::string_view name,
-                                              std::vector<std::string> candidates,
-                                              std::size_t count = 3) {
-  std::stable_sort(candidates.begin(), candidates.end(), [&](const auto& left, const auto& right) {
-    return edit_distance(name, left) < edit_distance(name, right);
-  });
-  candidates.resize(std::min(count, candidates.size()));
-  return candidates;
-}
-
-/// Returns the names in quotes, joined by commas.
-inline std::string quoted_list(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "\"" : ", \"") + name + "\"";
-  return text;
+/// Computes softmax(query · keyᵀ / √d) · value by the kernel that LibTorch thinks best.
+///
+/// @param query    (N, heads, L, d), as `key` and `value`
+/// @param dropout  rate at which weights are zeroed; give 0 outside of training
+/// @return  (N, heads, L, d)
+inline at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
+                                               const at::Tensor& value, double dropout) {
+#if REMAT_LIBTORCH_AT_LEAST(2, 0)
+  return at::scaled_dot_product_attention(query, key, value, /*attn_mask=*/{}, dropout);
+#else
+  return std::get<0>(
+      at::_scaled_dot_product_attention(query, key, value, /*attn_mask=*/{}, dropout));
+#endif
 }
 
 }  // namespace remat::detail
+
+namespace remat::blocks {
+
+/// Self-attention of all tokens to all, in several heads, by LibTorch's fused kernel.
+///
+/// Keys are those of `nn.MultiheadAttention`. LibTorch's own module computes the weights to return
+/// their mean as well, and so can use no fused kernel.
+///
+/// @par Source  Vaswani et al., Attention Is All You Need (2017), section 3.2; PyTorch's
+/// `nn.MultiheadAttention` with `batch_first` and without `need_weights`
+class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
+ public:
+  /// @param dropout  rate at which attention weights are zeroed in training
+  /// @throws ArgumentError  if `width` cannot be shared out to `head_count` heads
+  SelfAttentionImpl(std::int64_t width, std::int64_t head_count, double dropout)
+      : width_(width), head_count_(head_count), dropout_(dropout) {
+    require(head_count > 0 && width % head_count == 0, [&] {
+      return ErrorMessage("remat.attention.heads")
+          .where("remat::blocks::SelfAttention")
+          .what("the width is " + std::to_string(width) + " and there are " +
+                std::to_string(head_count) + " heads, a width that the heads divide was expected");
+    });
+    reset();
+  }
+
+  void reset() override {
+    in_proj_weight = register_parameter("in_proj_weight", at::empty({3 * width_, width_}));
+    in_proj_bias = register_parameter("in_proj_bias", at::zeros({3 * width_}));
+    out_proj = register_module("out_proj", torch::nn::Linear(width_, width_));
+    torch::nn::init::xavier_uniform_(in_proj_weight);
+    torch::nn::init::zeros_(out_proj->bias);
+  }
+
+  torch::Tensor forward(const torch::Tensor& tokens_nlc) {
+    return out_proj->forward(mix(tokens_nlc));  // (N, L, C)
+  }
+
+  /// Returns the rate at which attention weights are zeroed in training.
+  double dropout() const { return dropout_; }
+
+  torch::Tensor in_proj_weight, in_proj_bias;
+  torch::nn::Linear out_proj{nullptr};
+
+ private:
+  torch::Tensor mix(const torch::Tensor& tokens_nlc) const {
+    const std::int64_t batch = tokens_nlc.size(0);
+    const std::int64_t length = tokens_nlc.size(1);
+    const auto parts = at::linear(tokens_nlc, in_proj_weight, in_proj_bias)
+                           .view({batch, length, 3, head_count_, width_ / head_count_})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);  // query, key, value, each (N, heads, L, d)
+    return remat::detail::scaled_dot_product_attention(parts[0], parts[1], parts[2],
+                                                       is_training() ? dropout_ : 0.0)
+        .transpose(1, 2)
+        .reshape({batch, length, width_});  // (N, L, C)
+  }
+
+  std::int64_t width_, head_count_;
+  double dropout_;
+};
+TORCH_MODULE(SelfAttention);
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
+/// What an `EncoderLayer` is built from; meant for designated initialisers.
+struct EncoderLayerOptions {
+  std::int64_t width = 0;        ///< channels of a token
+  std::int64_t head_count = 1;   ///< heads of the attention
+  std::int64_t hidden = 0;       ///< channels inside the MLP
+  double dropout = 0;            ///< rate behind the attention, and twice in the MLP
+  double attention_dropout = 0;  ///< rate on the attention's weights
+  double norm_eps = 1e-6;        ///< of both layer normalisations
+};
+
+/// A transformer layer that normalises in front of its two branches, attention and MLP.
+///
+/// @par Source  Dosovitskiy et al., An Image Is Worth 16x16 Words (2020), equations 2 and 3;
+/// torchvision's `EncoderBlock`
+class EncoderLayerImpl : public torch::nn::Cloneable<EncoderLayerImpl> {
+ public:
+  explicit EncoderLayerImpl(const EncoderLayerOptions& options) : options_(options) { reset(); }
+
+  void reset() override {
+    const auto norm = [&] {
+      return torch::nn::LayerNorm(
+          torch::nn::LayerNormOptions({options_.width}).eps(options_.norm_eps));
+    };
+    ln_1 = register_module("ln_1", norm());
+    self_attention = register_module(
+        "self_attention",
+        SelfAttention(options_.width, options_.head_count, options_.attention_dropout));
+    dropout = register_module("dropout", torch::nn::Dropout(options_.dropout));
+    ln_2 = register_module("ln_2", norm());
+    mlp = register_module("mlp", Mlp(options_.width, options_.hidden, options_.dropout));
+  }
+
+  torch::Tensor forward(const torch::Tensor& tokens_nlc) {
+    const torch::Tensor x =
+        dropout->forward(self_attention->forward(ln_1->forward(tokens_nlc))) + tokens_nlc;
+    return x + mlp->forward(ln_2->forward(x));  // (N, L, C), as all in between
+  }
+
+  /// Returns what this was built from.
+  const EncoderLayerOptions& options() const { return options_; }
+
+  torch::nn::LayerNorm ln_1{nullptr}, ln_2{nullptr};
+  SelfAttention self_attention{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+  Mlp mlp{nullptr};
+
+ private:
+  EncoderLayerOptions options_;
+};
+TORCH_MODULE(EncoderLayer);
+
+}  // namespace remat::blocks
+
+namespace remat {
+
+/// One row of the paper's table 1, with a patch size.
+struct VisionTransformerDesign {
+  std::string_view name;     ///< torchvision's
+  std::int64_t patch_size;   ///< height and width of a patch in pixels
+  std::int64_t layer_count;  ///< transformer layers
+  std::int64_t head_count;   ///< heads of each attention
+  std::int64_t width;        ///< channels of a token
+  std::int64_t mlp_width;    ///< channels inside an MLP
+};
+
+inline constexpr std::array kVisionTransformerDesigns{
+    VisionTransformerDesign{"vit_b_16", 16, 12, 12, 768, 3072},
+    VisionTransformerDesign{"vit_b_32", 32, 12, 12, 768, 3072},
+    VisionTransformerDesign{"vit_l_16", 16, 24, 16, 1024, 4096},
+    VisionTransformerDesign{"vit_l_32", 32, 24, 16, 1024, 4096},
+};
+/// Height and width of the images that torchvision makes position embeddings for by default.
+inline constexpr std::int64_t kVisionTransformerImageSize = 224;
+/// The paper's code has this in place of LibTorch's 1e-5, and torchvision followed.
+inline constexpr double kVisionTransformerNormEps = 1e-6;
+
+namespace blocks {
+
+/// Makes tokens of an image: one per patch and a learned one in front, each with a learned
+/// embedding of its position.
+///
+/// @par Source  Dosovitskiy et al., An Image Is Worth 16x16 Words (2020), equation 1; torchvision's
+/// `VisionTransformer._process_input`
+class VisionTransformerEmbeddingImpl : public torch::nn::Cloneable<VisionTransformerEmbeddingImpl> {
+ public:
+  /// @param grid  patches in a column and in a row
+  VisionTransformerEmbeddingImpl(std::int64_t in_channels, std::int64_t width,
+                                 std::int64_t patch_size, TokenGrid grid, double dropout_rate)
+      : in_channels_(in_channels),
+        width_(width),
+        patch_size_(patch_size),
+        grid_(grid),
+        rate_(dropout_rate) {
+    reset();
+  }
+
+  /// Makes the layers anew, initialised as torchvision does.
+  void reset() override {
+    class_token = register_parameter("class_token", at::zeros({1, 1, width_}));
+    pos_embedding = register_parameter("pos_embedding", at::empty({1, 1 + grid_.area(), width_}));
+    conv_proj = register_module(
+        "conv_proj",
+        torch::nn::Conv2d(
+            torch::nn::Conv2dOptions(in_channels_, width_, patch_size_).stride(patch_size_)));
+    dropout = register_module("dropout", torch::nn::Dropout(rate_));
+    torch::nn::init::normal_(pos_embedding, /*mean=*/0, /*std=*/0.02);
+    const auto fan_in = static_cast<double>(in_channels_ * patch_size_ * patch_size_);
+    trunc_normal_(conv_proj->weight, /*mean=*/0, std::sqrt(1 / fan_in));
+    torch::nn::init::zeros_(conv_proj->bias);
+  }
+
+  torch::Tensor forward(const torch::Tensor& images_nchw) {
+    const torch::Tensor patches =
+        conv_proj->forward(images_nchw).flatten(2).transpose(1, 2);  // (N, rows * columns, width)
+    const torch::Tensor class_tokens =
+        class_token.expand({images_nchw.size(0), -1, -1});  // (N, 1, width)
+    return dropout->forward(at::cat({class_tokens, patches}, 1) + pos_embedding);
+  }
+
+  torch::Tensor class_token, pos_embedding;
+  torch::nn::Conv2d conv_proj{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+
+ private:
+  std::int64_t in_channels_, width_, patch_size_;
+  TokenGrid grid_;
+  double rate_;
+};
+TORCH_MODULE(VisionTransformerEmbedding);
+
+}  // namespace blocks
+
+/// The module behind `VisionTransformer`.
+class VisionTransformerImpl
+    : public FamilyBackbone<VisionTransformerImpl, VisionTransformerDesign> {
+ public:
+  static constexpr std::string_view kFamily = "VisionTransformer";
+  static constexpr std::span<const VisionTransformerDesign> designs() {
+    return kVisionTransformerDesigns;
+  }
+
+  VisionTransformerImpl(const VisionTransformerDesign& design, const BackboneOptions& options,
+                        CheckpointedChain chain)
+      : FamilyBackbone(design, design.width, options, std::move(chain)) {
+    refuse_option("stochastic_depth", options.stochastic_depth);
+    check_option_image_size();
+    blocks::VisionTransformerEmbedding embedding(
+        options.in_channels, design.width, design.patch_size, grid(), options.dropout.value_or(0));
+    register_parameter("class_token", embedding->class_token);
+    register_module("conv_proj", embedding->conv_proj);
+    append("embedding", plain(embedding));
+    register_encoder(embedding);
+    if (options.num_classes != 0) register_head();
+    register_projection();
+  }
+
+  /// Returns the height and width of the images that this takes.
+  std::int64_t image_size() const {
+    return options().image_size == 0 ? kVisionTransformerImageSize : options().image_size;
+  }
+  /// Returns how many patches there are in a column and in a row.
+  TokenGrid grid() const {
+    return {image_size() / design().patch_size, image_size() / design().patch_size};
+  }
+
+  std::string first_convolution() const override { return "conv_proj.weight"; }
+  std::string head() const override { return "heads.head."; }
+
+  /// As `Backbone`; position embeddings for another square grid are resized, too.
+  torch::Tensor fit_weight(const std::string& key, const torch::Tensor& stored,
+                           at::IntArrayRef shape) const override {
+    if (key != "encoder.pos_embedding") return Backbone::fit_weight(key, stored, shape);
+    const bool is_embedding = stored.dim() == 3 && stored.size(0) == 1 && shape.size() == 3 &&
+                              shape[0] == 1 && stored.size(1) > 1 && stored.size(2) == shape[2];
+    if (!is_embedding || shape[1] != 1 + grid().area()) return {};
+    const auto side = std::llround(std::sqrt(static_cast<double>(stored.size(1) - 1)));
+    if (side * side != stored.size(1) - 1) return {};
+    return resize_position_embedding(stored, {side, side}, grid());
+  }
+
+ protected:
+  /// Takes the class token of (N, 1 + patches, width).
+  torch::Tensor pool(torch::Tensor tokens_nlc) override { return tokens_nlc.select(1, 0); }
+  torch::Tensor forward_head(torch::Tensor pooled) override { return head_->forward(pooled); }
+
+  void check_image_size(std::int64_t height, std::int64_t width) const override {
+    require(height == image_size() && width == image_size(), [&] {
+      const std::int64_t nearest = nearest_size(std::max(height, width));
+      return ErrorMessage("remat.backbone.image_size")
+          .where(name())
+          .what("the images are " + size_text(height, width) + " pixels, " +
+                size_text(image_size(), image_size()) + " was expected")
+          .cause("Each patch has a learned embedding of its position")
+          .cure("Resize the images, or build the network with .image_size = " +
+                std::to_string(nearest) +
+                " for images of that height and width; loading weights then resizes the position "
+                "embeddings, as remat::resize_position_embedding does");
+    });
+  }
+
+ private:
+  static std::string size_text(std::int64_t height, std::int64_t width) {
+    return std::to_string(height) + "x" + std::to_string(width);
+  }
+
+  std::int64_t nearest_size(std::int64_t size) const {
+    const std::int64_t patch = design().patch_size;
+    return std::max(patch, (size + patch / 2) / patch * patch);
+  }
+
+  void check_option_image_size() const {
+    require(image_size() % design().patch_size == 0, [&] {
+      const std::int64_t below = image_size() / design().patch_size * design().patch_size;
+      const std::string above = std::to_string(below + design().patch_size);
+      return ErrorMessage("remat.backbone.image_size")
+          .where(name())
+          .what("image_size is " + std::to_string(image_size()) +
+                ", a multiple of the patch size " + std::to_string(design().patch_size) +
+                " was expected")
+          .cure("The nearest are " + (below == 0 ? "" : std::to_string(below) + " and ") + above);
+    });
+  }
+
+  void register_encoder(const blocks::VisionTransformerEmbedding& embedding) {
+    const auto encoder = register_module("encoder", std::make_shared<torch::nn::Module>("Encoder"));
+    encoder->register_parameter("pos_embedding", embedding->pos_embedding);
+    encoder->register_module("dropout", embedding->dropout);
+    torch::nn::Sequential layers;
+    for (std::int64_t index = 0; index < design().layer_count; ++index)
+      layers->push_back("encoder_layer_" + std::to_string(index),
+                        blocks::EncoderLayer(blocks::EncoderLayerOptions{
+                            .width = design().width,
+                            .head_count = design().head_count,
+                            .hidden = design().mlp_width,
+                            .dropout = options().dropout.value_or(0),
+                            .attention_dropout = options().attention_dropout.value_or(0),
+                            .norm_eps = kVisionTransformerNormEps,
+                        }));
+    encoder->register_module("layers", layers);
+    append("layers", layers);
+    const auto norm = encoder->register_module(
+        "ln", torch::nn::LayerNorm(
+                  torch::nn::LayerNormOptions({design().width}).eps(kVisionTransformerNormEps)));
+    append("norm", plain(norm));
+  }
+
+  void register_head() {
+    const auto heads = register_module("heads", std::make_shared<torch::nn::Module>("Heads"));
+    head_ =
+        heads->register_module("head", torch::nn::Linear(design().width, options().num_classes));
+    torch::nn::init::zeros_(head_->weight);
+    torch::nn::init::zeros_(head_->bias);
+  }
+
+  torch::nn::Linear head_{nullptr};
+};
+
+/// A vision transformer; its units are the transformer layers, and its features are all tokens,
+/// normalised, of which the first stands for the image.
+///
+/// The embedding of the patches and the last normalisation are plain: they save little.
+///
+/// @tparam Policy  how the chain of units is checkpointed
+/// @par Source  Dosovitskiy et al., An Image Is Worth 16x16 Words (2020), table 1; torchvision's
+/// `vit_*`
+template <class Policy = Checkpointed<TransformerLayers>>
+class VisionTransformer : public BackboneHolder<VisionTransformerImpl, Policy> {
+ public:
+  using BackboneHolder<VisionTransformerImpl, Policy>::BackboneHolder;
+};
+
+using ViTB16 = NamedBackbone<VisionTransformer<>, "vit_b_16">;
+using ViTB32 = NamedBackbone<VisionTransformer<>, "vit_b_32">;
+using ViTL16 = NamedBackbone<VisionTransformer<>, "vit_l_16">;
+using ViTL32 = NamedBackbone<VisionTransformer<>, "vit_l_32">;
+
+}  // namespace remat
 
 namespace remat {
 
@@ -5287,23 +11370,63 @@ namespace detail {
 
 struct BackboneEntry {
   BackboneInfo info;
-  std::shared_ptr<Backbone> (*create)(const BackboneOptions& options);
+  CheckpointedChain (*default_chain)();
+  std::function<std::shared_ptr<Backbone>(const BackboneOptions&, CheckpointedChain)> create;
 };
 
-template <int depth>
-std::shared_ptr<Backbone> create_resnet(const BackboneOptions& options) {
-  return ResNetOfDepth<depth>(options).ptr();
+/// Appends each row of a family's table.
+template <class Family>
+void add_family(std::vector<BackboneEntry>& entries) {
+  using Impl = typename Family::ContainedType;
+  for (const auto& design : Impl::designs()) {
+    const PublishedModel& facts = published_model(design.name);
+    entries.push_back({{std::string(design.name), std::string(Impl::kFamily), facts.parameters,
+                        facts.feature_dim},
+                       []() -> CheckpointedChain { return typename Family::Policy(); },
+                       [&design](const BackboneOptions& options,
+                                 CheckpointedChain chain) -> std::shared_ptr<Backbone> {
+                         return build_backbone<Impl>(design, options, std::move(chain));
+                       }});
+  }
 }
 
 inline const std::vector<BackboneEntry>& backbone_entries() {
-  static const std::vector<BackboneEntry> entries{
-      {{"resnet18", "ResNet", 11'689'512, 512}, create_resnet<18>},
-      {{"resnet34", "ResNet", 21'797'672, 512}, create_resnet<34>},
-      {{"resnet50", "ResNet", 25'557'032, 2048}, create_resnet<50>},
-      {{"resnet101", "ResNet", 44'549'160, 2048}, create_resnet<101>},
-      {{"resnet152", "ResNet", 60'192'808, 2048}, create_resnet<152>},
-  };
+  static const std::vector<BackboneEntry> entries = [] {
+    std::vector<BackboneEntry> all;
+    add_family<ResNet<>>(all);
+    add_family<MobileNetV2<>>(all);
+    add_family<MobileNetV3<>>(all);
+    add_family<EfficientNet<>>(all);
+    add_family<RegNet<>>(all);
+    add_family<VisionTransformer<>>(all);
+    add_family<SwinTransformer<>>(all);
+    add_family<MaxViT<>>(all);
+    add_family<ConvNeXt<>>(all);
+    return all;
+  }();
   return entries;
+}
+
+/// Spellings without an underscore that people use as well.
+inline constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kBackboneAliases{{
+    {"mobilenetv2", "mobilenet_v2"},
+    {"mobilenetv3_small", "mobilenet_v3_small"},
+    {"mobilenetv3_large", "mobilenet_v3_large"},
+}};
+
+/// Returns the entry of that name or alias.
+///
+/// @throws ArgumentError  with the nearest names if there is none
+inline const BackboneEntry& find_backbone(std::string_view name) {
+  for (const auto& [alias, full_name] : kBackboneAliases)
+    if (name == alias) name = full_name;
+  std::vector<std::string> names;
+  for (const BackboneEntry& entry : backbone_entries()) {
+    if (entry.info.name == name) return entry;
+    names.push_back(entry.info.name);
+  }
+  refuse_backbone_name("remat::create_backbone", name, names,
+                       "remat::list_backbones() has the full list");
 }
 
 }  // namespace detail
@@ -5315,23 +11438,25 @@ inline std::vector<BackboneInfo> list_backbones() {
   return list;
 }
 
-/// Builds a backbone by name, checkpointing off.
+/// Builds a backbone by name, checkpointing off, with the default policy of its family.
 ///
 /// @throws ArgumentError  for an unknown name, with the nearest ones, and for options that cannot
 /// be
 inline std::shared_ptr<Backbone> create_backbone(std::string_view name,
                                                  const BackboneOptions& options = {}) {
-  std::vector<std::string> names;
-  for (const detail::BackboneEntry& entry : detail::backbone_entries()) {
-    if (entry.info.name == name) return entry.create(options);
-    names.push_back(entry.info.name);
-  }
-  throw ArgumentError(ErrorMessage("remat.backbone.unknown")
-                          .where("remat::create_backbone")
-                          .what("there is no backbone \"" + std::string(name) +
-                                "\"; the nearest names are " +
-                                detail::quoted_list(detail::nearest_names(name, names)))
-                          .cure("remat::list_backbones() has the full list"));
+  const detail::BackboneEntry& entry = detail::find_backbone(name);
+  return entry.create(options, entry.default_chain());
+}
+
+/// Builds a backbone by name, checkpointing off, with a policy of one's choice:
+/// `create_backbone<Checkpointed<Sequential, EachUnit>>("resnet50")`.
+///
+/// @throws ArgumentError  as above
+template <class Policy>
+  requires std::convertible_to<Policy, CheckpointedChain>
+std::shared_ptr<Backbone> create_backbone(std::string_view name,
+                                          const BackboneOptions& options = {}) {
+  return detail::find_backbone(name).create(options, Policy());
 }
 
 /// Builds a backbone with torchvision's own head for `num_classes` classes: its keys are
@@ -5692,14 +11817,6 @@ class MemoryMeter {
 
 }  // namespace remat
 
-#include <torch/version.h>
-
-/// True when the LibTorch at hand is at least `major.minor`. Detection by the compiler is
-/// preferred; this is for behaviour that cannot be detected.
-#define REMAT_LIBTORCH_AT_LEAST(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) ||           \
-   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
-
 #include <c10/core/Device.h>
 
 #if REMAT_LIBTORCH_AT_LEAST(2, 9)
@@ -5865,95 +11982,6 @@ torch::Tensor checkpoint_sequential(Modules&& modules, std::int64_t segments, to
 
 namespace remat {
 
-namespace detail {
-
-/// Exempts `part` and everything below it, wherever something inside `root` checkpoints it.
-inline bool exempt_part(torch::nn::Module& root, torch::nn::Module& part) {
-  std::vector<const torch::nn::Module*> units = {&part};
-  for (const auto& below : part.modules(/*include_self=*/false)) units.push_back(below.get());
-  bool is_found = false;
-  for_each_toggle(root, [&](CheckpointToggle& toggle) {
-    for (const torch::nn::Module* unit : units) is_found = toggle.exempt_unit(*unit) || is_found;
-  });
-  return is_found;
-}
-
-}  // namespace detail
-
-/// Exempts a part of `root` from checkpointing by its name: a unit of a chain, a checkpointed
-/// module, or a module that contains such, of which all are exempted.
-///
-/// What it saves stays in memory from now on. Names do not change.
-///
-/// @param name  as in `root.named_modules()`: "layer1.0"
-/// @throws ArgumentError  if there is no such module, or it is only a part of something that is
-/// recomputed as one
-inline void plain(torch::nn::Module& root, std::string_view name) {
-  const auto modules = root.named_modules(/*name_prefix=*/{}, /*include_self=*/false);
-  const auto* part = modules.find(std::string(name));
-  require(part != nullptr, [&] {
-    const auto nearest = detail::nearest_names(name, modules.keys());
-    return ErrorMessage("remat.plain.name")
-        .where("remat::plain")
-        .what("\"" + std::string(name) + "\" was given, and " + root.name() +
-              " has no module of that name")
-        .cure(nearest.empty() ? "It contains no modules"
-                              : "The nearest names are " + detail::quoted_list(nearest));
-  });
-  require(detail::exempt_part(root, **part), [&] {
-    return ErrorMessage("remat.plain.unit")
-        .where("remat::plain")
-        .what("\"" + std::string(name) +
-              "\" was given, and a unit of a checkpointed chain or a checkpointed module was "
-              "expected")
-        .cause(
-            "It is a part of a unit, which is recomputed as one, or nothing here is checkpointed")
-        .cure("Exempt the unit around it");
-  });
-}
-
-/// As for a module; takes a holder.
-template <class Impl>
-void plain(const torch::nn::ModuleHolder<Impl>& root, std::string_view name) {
-  plain(static_cast<torch::nn::Module&>(*root.ptr()), name);
-}
-
-}  // namespace remat
-
-namespace remat {
-
-/// Makes one segment per stage; a chain that names no stages is one.
-struct EachStage {
-  /// @throws ArgumentError  if the sizes of the stages do not add up to the number of units
-  Plan operator()(const Chain& chain) const {
-    if (chain.stage_sizes.empty()) return Plan::from_count(chain.unit_count, 1);
-    Plan plan = Plan::from_sizes(chain.stage_sizes);
-    require(plan.unit_count() == chain.unit_count, [&] {
-      return ErrorMessage("remat.plan.stages")
-          .where("remat::EachStage")
-          .what("the stages have " + std::to_string(plan.unit_count()) +
-                " units and the chain has " + std::to_string(chain.unit_count))
-          .cure("Give stage sizes that add up to the number of units");
-    });
-    return plan;
-  }
-};
-
-}  // namespace remat
-
-namespace remat {
-
-/// Makes one segment per unit: the least memory inside a segment, a border tensor for each.
-struct EachUnit {
-  Plan operator()(const Chain& chain) const {
-    return Plan::from_count(chain.unit_count, chain.unit_count);
-  }
-};
-
-}  // namespace remat
-
-namespace remat {
-
 /// Keeps the tensor between units at every `Count`-th unit: segments of `Count` units, the last may
 /// be shorter.
 ///
@@ -5981,8 +12009,6 @@ struct KeepAll {
 
 }  // namespace remat
 
-#include <cmath>
-
 namespace remat {
 
 /// Makes about sqrt(n) segments for n units, where borders and one segment's inside are about
@@ -6004,3 +12030,60 @@ struct SquareRoot {
 #define REMAT_VERSION_MAJOR 0
 #define REMAT_VERSION_MINOR 1
 #define REMAT_VERSION_PATCH 0
+
+#include <random>
+
+namespace remat::detail {
+
+[[noreturn]] inline void throw_unwritable(const std::filesystem::path& path, std::string_view what,
+                                          std::string_view cure) {
+  throw WeightsError(
+      ErrorMessage("remat.weights.write").where("\"" + path.string() + "\"").what(what).cure(cure));
+}
+
+/// A file that gets its name when it is complete, and is gone if it never is.
+class NewFile {
+ public:
+  /// @throws WeightsError  if it cannot be made beside its future name
+  explicit NewFile(const std::filesystem::path& path) : path_(path), part_(path) {
+    part_ += "." + std::to_string(std::random_device{}()) + ".part";
+    stream_.open(part_, std::ios::binary);
+    if (!stream_)
+      throw_unwritable(path, "no file can be made there",
+                       "Check that the folder exists and that files may be made in it");
+  }
+
+  ~NewFile() {
+    if (is_complete_) return;
+    stream_.close();
+    std::error_code ignored;
+    std::filesystem::remove(part_, ignored);
+  }
+
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const void* bytes, std::size_t count) {
+    stream_.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
+  }
+
+  /// @throws WeightsError  if not all bytes could be written, or the name cannot be taken
+  void complete() {
+    stream_.close();
+    if (!stream_)
+      throw_unwritable(path_, "not all bytes could be written", "Check the space on the disk");
+    std::error_code error;
+    std::filesystem::rename(part_, path_, error);
+    if (error)
+      throw_unwritable(path_, "the file cannot get its name: " + error.message(),
+                       "Check what has that name now");
+    is_complete_ = true;
+  }
+
+ private:
+  std::filesystem::path path_, part_;
+  std::ofstream stream_;
+  bool is_complete_ = false;
+};
+
+}  // namespace remat::detail
