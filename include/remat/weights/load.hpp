@@ -53,7 +53,9 @@ inline void copy_planned(std::vector<Planned>& plan) {
   std::size_t done = 0;
   try {
     for (Planned& planned : plan) {
-      at::Tensor before = planned.target.detach().clone();
+      // On the CPU, where the file's numbers are: a device may have no room for a second module.
+      at::Tensor before = planned.target.detach().to(at::kCPU, planned.target.scalar_type(),
+                                                     /*non_blocking=*/false, /*copy=*/true);
       const at::Tensor source = std::exchange(planned.source, std::move(before));
       ++done;
       planned.target.copy_(source.reshape(planned.target.sizes()));

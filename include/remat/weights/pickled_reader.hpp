@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,10 @@ class PickledReader : public StateDictReader {
   /// Takes over the tensors that the pickle describes.
   void take(std::vector<NamedPickledTensor> tensors) {
     std::vector<TensorEntry> entries;
+    std::unordered_set<std::string_view> keys;
+    for (const auto& [name, tensor] : tensors)
+      if (!keys.insert(tensor.storage.key).second)
+        shared_.try_emplace(tensor.storage.key, c10::intrusive_ptr<c10::StorageImpl>());
     for (auto& [name, tensor] : tensors) {
       const at::ScalarType type = supported_type(source().name(), name, tensor.type->dtype);
       entries.push_back({std::move(name), tensor.sizes, type, tensor.byte_count()});
@@ -58,25 +64,26 @@ class PickledReader : public StateDictReader {
   virtual c10::Storage fetch(const std::string& key) = 0;
 
   c10::Storage storage_of(const PickledTensor& pickled) {
-    const PickledStorage& wanted = pickled.storage;
-    auto& cached = alive_.try_emplace(wanted.key, no_storage()).first->second;
-    auto alive = cached.lock();
-    const c10::Storage storage = alive ? c10::Storage(std::move(alive)) : fetch(wanted.key);
-    const std::uint64_t announced = wanted.view_offset + wanted.byte_count;
-    if (storage.nbytes() < announced || wanted.view_offset % pickled.type->byte_count != 0)
+    const auto shared = shared_.find(pickled.storage.key);
+    auto alive = shared == shared_.end() ? nullptr : shared->second.lock();
+    const c10::Storage storage =
+        alive ? c10::Storage(std::move(alive)) : fetch(pickled.storage.key);
+    const std::uint64_t announced = pickled.storage.view_offset + pickled.storage.byte_count;
+    if (storage.nbytes() < announced || pickled.storage.view_offset % pickled.type->byte_count != 0)
       source().damaged("a tensor's bytes are " + std::to_string(storage.nbytes()) +
                        ", and its pickle announces " + std::to_string(announced));
     if (pickled.type->dtype == "bool") require_bools(source(), storage.data(), storage.nbytes());
-    cached = storage.getWeakStorageImpl();
+    if (shared != shared_.end()) shared->second = storage.getWeakStorageImpl();
     return storage;
   }
 
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  static WeakStorage no_storage() { return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()); }
 
   std::shared_ptr<const ByteSource> source_;
   std::vector<PickledTensor> tensors_;
-  std::unordered_map<std::string, WeakStorage> alive_;
+  // Of storages that several tensors lie in. The others have no entry: a weak pointer keeps a
+  // little memory, and little pieces between freed tensors keep their memory from being used again.
+  std::unordered_map<std::string, WeakStorage> shared_;
 };
 
 }  // namespace remat::detail
