@@ -65,7 +65,8 @@ class PickledReader : public StateDictReader {
 
   c10::Storage storage_of(const PickledTensor& pickled) {
     const auto shared = shared_.find(pickled.storage.key);
-    auto alive = shared == shared_.end() ? nullptr : shared->second.lock();
+    auto alive =
+        shared == shared_.end() ? c10::intrusive_ptr<c10::StorageImpl>() : shared->second.lock();
     const c10::Storage storage =
         alive ? c10::Storage(std::move(alive)) : fetch(pickled.storage.key);
     const std::uint64_t announced = pickled.storage.view_offset + pickled.storage.byte_count;
