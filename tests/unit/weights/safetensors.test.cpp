@@ -304,6 +304,19 @@ TEST_CASE("a file that was cut short anywhere is an error of ours, and so is any
   }
 }
 
+TEST_CASE("a program without this header is told to include it") {
+  auto* registered = remat::detail::first_weight_format.exchange(nullptr);
+  const std::string text = error_of_reading("tiny.safetensors");
+  remat::detail::first_weight_format = registered;
+
+  CHECK(
+      text ==
+      "[remat.weights.kind] \"tiny.safetensors\": it is a safetensors file, whose reader needs "
+      "nlohmann-json and is not compiled in, and a state dict was expected, written by Python's "
+      "torch.save or as safetensors. Add #include \"remat/weights/safetensors.hpp\" to one source "
+      "of the program.");
+}
+
 TEST_CASE("writes a file and what is in it, for tests/integration/safetensors_python.py") {
   const char* path = std::getenv("REMAT_TEST_SAFETENSORS");
   if (path == nullptr) return;
