@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Fuzzes one reader of weight files with libFuzzer, starting from the corpus under tests/data/fuzz.
 
-A corpus is one file: each input after its length (32 bits, little-endian). The tests of remat/weights
-feed all of them to the readers. `--keep` puts what was found new back into it, smallest inputs first. An input that
-fails is left in the current folder: mend the reader, then add it with `--add`.
+A corpus is one file: each input after its length (32 bits, little-endian). The tests of remat/weights feed
+all of them to the readers. `--keep` writes it anew, with inputs of all sizes among those that reach different
+code. An input that fails is left in the current folder: mend the reader, and make it a test of its own in
+tests/unit/weights.
 """
 
 import argparse
@@ -38,15 +39,13 @@ def unpack(packed: pathlib.Path) -> list[bytes]:
 
 
 def pack(packed: pathlib.Path, inputs: list[bytes]) -> None:
-    kept, total = [], 0
-    for content in sorted(set(inputs), key=lambda content: (len(content), content)):
-        if total + len(content) + 4 > MOST_BYTES:
-            break
-        kept.append(struct.pack("<I", len(content)) + content)
-        total += len(kept[-1])
+    kept = sorted(set(inputs), key=lambda content: (len(content), content))
+    while sum(len(content) + 4 for content in kept) > MOST_BYTES:
+        del kept[::10]
+    packed_bytes = b"".join(struct.pack("<I", len(content)) + content for content in kept)
     packed.parent.mkdir(parents=True, exist_ok=True)
-    packed.write_bytes(b"".join(kept))
-    print(f"{packed.name}: {len(kept)} inputs, {total} bytes")
+    packed.write_bytes(packed_bytes)
+    print(f"{packed.name}: {len(kept)} inputs, {len(packed_bytes)} bytes")
 
 
 def read_folder(folder: pathlib.Path) -> list[bytes]:
@@ -59,15 +58,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--keep", action="store_true", help="update the corpus")
     parser.add_argument("--seeds", type=pathlib.Path, help="a folder of further inputs")
-    parser.add_argument("--add", type=pathlib.Path, nargs="+", help="only add these inputs")
     parser.add_argument("--compiler", default="clang++-14")
     parser.add_argument("--libtorch", default=shlex.join(LIBTORCH), help="flags for `archive`")
     options = parser.parse_args()
 
     packed = CORPORA / f"{options.target}.corpus"
-    if options.add:
-        pack(packed, unpack(packed) + [path.read_bytes() for path in options.add])
-        return 0
     with tempfile.TemporaryDirectory() as scratch:
         program, corpus, merged = (pathlib.Path(scratch) / name for name in ("fuzz", "corpus", "merged"))
         corpus.mkdir()
