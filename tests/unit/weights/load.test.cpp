@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "remat/nn/checkpointed.hpp"
+#include "remat/nn/sequential.hpp"
 #include "remat/weights/load.hpp"
 
 namespace load_tests {
@@ -408,6 +410,25 @@ TEST_CASE("names come in the order of Python's state_dict, own buffers before ch
         Names{"parameter", "buffer", "child.weight", "child.bias"});
   CHECK_FALSE(remat::state_dict(module).at("parameter").requires_grad());
   CHECK(remat::state_dict(module).at("buffer").is_alias_of(module.buffers()[0]));
+}
+
+TEST_CASE("files fit with checkpointing on, off and in other segments, and the bare module too") {
+  using Chain = remat::Checkpointed<remat::Sequential>;
+  Chain chain(torch::nn::Linear(3, 2), torch::nn::BatchNorm1d(2));
+  auto bare = tiny_module();
+
+  for (const std::int64_t segments : {0, 1, 2}) {
+    if (segments == 0)
+      chain->disable_gradient_checkpointing();
+    else
+      chain->enable_gradient_checkpointing(segments);
+    CHECK(remat::state_dict(chain).names() == remat::state_dict(bare).names());
+    remat::load_weights(chain, data_file("zip.pth"));
+    CHECK(is_tiny(remat::state_dict(chain)));
+    chain->parameters()[0].data().add_(1);
+    remat::load_weights(bare, remat::state_dict(chain));
+    CHECK(are_equal(copy_of(*bare), copy_of(*chain)));
+  }
 }
 
 }  // namespace load_tests

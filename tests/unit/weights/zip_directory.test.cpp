@@ -22,7 +22,7 @@ struct Part {
 
 std::string number(std::uint64_t value, int byte_count) {
   std::string bytes;
-  for (int i = 0; i < byte_count; ++i) bytes += static_cast<char>(value >> (8 * i) & 0xff);
+  for (int i = 0; i < byte_count; ++i, value >>= 8) bytes += static_cast<char>(value & 0xff);
   return bytes;
 }
 
