@@ -130,8 +130,8 @@ class ConvNeXtImpl : public FamilyBackbone<ConvNeXtImpl, ConvNeXtDesign> {
     require(height >= kLeast && width >= kLeast, [&] {
       return ErrorMessage("remat.backbone.image_size")
           .where(name())
-          .what("the images are " + std::to_string(height) + "×" + std::to_string(width) +
-                ", at least 32×32 was expected")
+          .what("the images are " + std::to_string(height) + "x" + std::to_string(width) +
+                ", at least 32x32 was expected")
           .cause("Five halvings leave nothing of smaller ones")
           .cure("Resize the images");
     });

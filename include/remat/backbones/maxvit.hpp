@@ -105,8 +105,7 @@ class MaxViTImpl : public FamilyBackbone<MaxViTImpl, MaxViTDesign> {
 
   void check_image_size(std::int64_t height, std::int64_t width) const override {
     require(is_valid_length(height) && is_valid_length(width), [&] {
-      const std::string window =
-          std::to_string(design().partition_size) + "×" + std::to_string(design().partition_size);
+      const std::string window = size_text(design().partition_size, design().partition_size);
       return ErrorMessage("remat.backbone.image_size")
           .where(name())
           .what("the images are " + size_text(height, width) + ", and windows of " + window +
@@ -191,7 +190,7 @@ class MaxViTImpl : public FamilyBackbone<MaxViTImpl, MaxViTDesign> {
   }
 
   static std::string size_text(std::int64_t height, std::int64_t width) {
-    return std::to_string(height) + "×" + std::to_string(width);
+    return std::to_string(height) + "x" + std::to_string(width);
   }
 
   static std::string maps_text(std::int64_t height, std::int64_t width) {

@@ -170,7 +170,7 @@ TEST_CASE("a ConvNeXt takes images of any size from 32 on") {
   CHECK(model->forward_features(torch::randn({1, 1, 225, 47})).sizes() ==
         torch::IntArrayRef{1, 24, 7, 1});
   CHECK(error_of([&] { model->forward(torch::randn({1, 1, 31, 224})); }) ==
-        "[remat.backbone.image_size] convnext_small_test: the images are 31×224, at least 32×32 "
+        "[remat.backbone.image_size] convnext_small_test: the images are 31x224, at least 32x32 "
         "was expected: Five halvings leave nothing of smaller ones. Resize the images.");
 }
 

@@ -16,7 +16,7 @@
 namespace maxvit_test {
 namespace {
 
-/// A design of one's own, quick to run: maps of 64×64 images are 16, 8, 4 and 2 places a side.
+/// A design of one's own, quick to run: maps of 64x64 images are 16, 8, 4 and 2 places a side.
 constexpr remat::MaxViTDesign kSmall{
     "maxvit_small_test", 8, {8, 12, 16, 24}, {1, 1, 2, 1}, 4, 2, 0.4};
 
@@ -146,16 +146,16 @@ TEST_CASE("MaxViT takes the sizes whose maps the windows tile, and names them ot
   CHECK(small->forward_features(torch::randn({2, 3, 61, 64})).sizes() ==
         torch::IntArrayRef{2, 24, 2, 2});
   CHECK(error_of([&] { small->forward(torch::randn({2, 3, 64, 100})); }) ==
-        "[remat.backbone.image_size] maxvit_small_test: the images are 64×100, and windows of 2×2 "
-        "must tile the map of every block: these are 16×25, 8×13, 4×7, 2×4. The nearest heights "
+        "[remat.backbone.image_size] maxvit_small_test: the images are 64x100, and windows of 2x2 "
+        "must tile the map of every block: these are 16x25, 8x13, 4x7, 2x4. The nearest heights "
         "that do are 64, the nearest widths 64 and 128; another partition_size in the design goes "
         "with other sizes.");
 
   remat::MaxViTT model;
   const std::string error = error_of([&] { model->forward(torch::zeros({1, 3, 256, 256})); });
   CHECK(error ==
-        "[remat.backbone.image_size] maxvit_t: the images are 256×256, and windows of 7×7 must "
-        "tile the map of every block: these are 64×64, 32×32, 16×16, 8×8. The nearest heights that "
+        "[remat.backbone.image_size] maxvit_t: the images are 256x256, and windows of 7x7 must "
+        "tile the map of every block: these are 64x64, 32x32, 16x16, 8x8. The nearest heights that "
         "do are 224 and 448, the nearest widths 224 and 448; another partition_size in the design "
         "goes with other sizes.");
   CHECK(error_of([] {
