@@ -50,7 +50,9 @@ TEST_CASE("every kind of number loads under its own dtype") {
   const auto expected = torch::tensor({1, 2, 100}, torch::kInt64);
 
   CHECK(state_dict.size() == 11);
-  for (const auto& [name, tensor] : state_dict) {
+  for (const auto& item : state_dict) {
+    const std::string& name = item.first;
+    const torch::Tensor& tensor = item.second;
     CAPTURE(name);
     CHECK(remat::detail::dtype_name(tensor.scalar_type()) == name);
     if (name != "bool" && name != "complex64")

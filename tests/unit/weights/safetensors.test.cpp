@@ -47,7 +47,9 @@ TEST_CASE("every dtype of Python's package loads; the metadata is there") {
   const auto same = remat::read_state_dict(data_file("dtypes.pth"));
 
   CHECK(state_dict.size() == same.size());
-  for (const auto& [name, tensor] : state_dict) {
+  for (const auto& item : state_dict) {
+    const std::string& name = item.first;
+    const torch::Tensor& tensor = item.second;
     CAPTURE(name);
     CHECK(tensor.dtype() == same.at(name).dtype());
     CHECK(torch::equal(tensor, same.at(name)));
@@ -131,7 +133,9 @@ TEST_CASE("any layout is written: views, transposed, conjugate, empty, tied, hal
   const auto read = remat::read_state_dict(folder / "s.safetensors");
 
   CHECK(read.names() == stored.names());
-  for (const auto& [name, tensor] : stored) {
+  for (const auto& item : stored) {
+    const std::string& name = item.first;
+    const torch::Tensor& tensor = item.second;
     CAPTURE(name);
     CHECK(read.at(name).dtype() == tensor.dtype());
     CHECK(torch::equal(read.at(name), tensor));
