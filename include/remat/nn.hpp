@@ -6,6 +6,7 @@
 #include "remat/nn/blocks/convnext_block.hpp"
 #include "remat/nn/blocks/encoder_layer.hpp"
 #include "remat/nn/blocks/fan_out_init.hpp"
+#include "remat/nn/blocks/gated_attention.hpp"
 #include "remat/nn/blocks/layer_norm_2d.hpp"
 #include "remat/nn/blocks/map_partition.hpp"
 #include "remat/nn/blocks/maxvit_layer.hpp"

@@ -7,6 +7,7 @@
 #include "remat/errors.hpp"
 #include "remat/explain.hpp"
 #include "remat/memory.hpp"
+#include "remat/models.hpp"
 #include "remat/nn.hpp"
 #include "remat/plan.hpp"
 #include "remat/policies.hpp"

@@ -104,6 +104,7 @@
 //   remat/backbones/position_embedding.hpp
 //   remat/backbones/regnet.hpp
 //   remat/backbones/resnet.hpp
+//   remat/nn/blocks/linear.hpp
 //   remat/nn/blocks/patch_merging.hpp
 //   remat/nn/blocks/mlp.hpp
 //   remat/nn/blocks/window_attention.hpp
@@ -124,6 +125,9 @@
 //   remat/libtorch/device_memory.hpp
 //   remat/memory/stats.hpp
 //   remat/memory.hpp
+//   remat/nn/blocks/gated_attention.hpp
+//   remat/models/multi_view.hpp
+//   remat/models.hpp
 //   remat/nn/checkpoint_sequential.hpp
 //   remat/nn.hpp
 //   remat/plan.hpp
@@ -7169,6 +7173,10 @@ class PickledReader : public StateDictReader {
   /// Takes over the tensors that the pickle describes.
   void take(std::vector<NamedPickledTensor> tensors) {
     std::vector<TensorEntry> entries;
+    std::unordered_set<std::string_view> keys;
+    for (const auto& [name, tensor] : tensors)
+      if (!keys.insert(tensor.storage.key).second)
+        shared_.try_emplace(tensor.storage.key, c10::intrusive_ptr<c10::StorageImpl>());
     for (auto& [name, tensor] : tensors) {
       const at::ScalarType type = supported_type(source().name(), name, tensor.type->dtype);
       entries.push_back({std::move(name), tensor.sizes, type, tensor.byte_count()});
@@ -7182,25 +7190,27 @@ class PickledReader : public StateDictReader {
   virtual c10::Storage fetch(const std::string& key) = 0;
 
   c10::Storage storage_of(const PickledTensor& pickled) {
-    const PickledStorage& wanted = pickled.storage;
-    auto& cached = alive_.try_emplace(wanted.key, no_storage()).first->second;
-    auto alive = cached.lock();
-    const c10::Storage storage = alive ? c10::Storage(std::move(alive)) : fetch(wanted.key);
-    const std::uint64_t announced = wanted.view_offset + wanted.byte_count;
-    if (storage.nbytes() < announced || wanted.view_offset % pickled.type->byte_count != 0)
+    const auto shared = shared_.find(pickled.storage.key);
+    auto alive =
+        shared == shared_.end() ? c10::intrusive_ptr<c10::StorageImpl>() : shared->second.lock();
+    const c10::Storage storage =
+        alive ? c10::Storage(std::move(alive)) : fetch(pickled.storage.key);
+    const std::uint64_t announced = pickled.storage.view_offset + pickled.storage.byte_count;
+    if (storage.nbytes() < announced || pickled.storage.view_offset % pickled.type->byte_count != 0)
       source().damaged("a tensor's bytes are " + std::to_string(storage.nbytes()) +
                        ", and its pickle announces " + std::to_string(announced));
     if (pickled.type->dtype == "bool") require_bools(source(), storage.data(), storage.nbytes());
-    cached = storage.getWeakStorageImpl();
+    if (shared != shared_.end()) shared->second = storage.getWeakStorageImpl();
     return storage;
   }
 
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  static WeakStorage no_storage() { return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()); }
 
   std::shared_ptr<const ByteSource> source_;
   std::vector<PickledTensor> tensors_;
-  std::unordered_map<std::string, WeakStorage> alive_;
+  // Of storages that several tensors lie in. The others have no entry: a weak pointer keeps a
+  // little memory, and little pieces between freed tensors keep their memory from being used again.
+  std::unordered_map<std::string, WeakStorage> shared_;
 };
 
 }  // namespace remat::detail
@@ -7719,7 +7729,9 @@ inline void copy_planned(std::vector<Planned>& plan) {
   std::size_t done = 0;
   try {
     for (Planned& planned : plan) {
-      at::Tensor before = planned.target.detach().clone();
+      // On the CPU, where the file's numbers are: a device may have no room for a second module.
+      at::Tensor before = planned.target.detach().to(at::kCPU, planned.target.scalar_type(),
+                                                     /*non_blocking=*/false, /*copy=*/true);
       const at::Tensor source = std::exchange(planned.source, std::move(before));
       ++done;
       planned.target.copy_(source.reshape(planned.target.sizes()));
@@ -8504,8 +8516,8 @@ class ConvNeXtImpl : public FamilyBackbone<ConvNeXtImpl, ConvNeXtDesign> {
     require(height >= kLeast && width >= kLeast, [&] {
       return ErrorMessage("remat.backbone.image_size")
           .where(name())
-          .what("the images are " + std::to_string(height) + "×" + std::to_string(width) +
-                ", at least 32×32 was expected")
+          .what("the images are " + std::to_string(height) + "x" + std::to_string(width) +
+                ", at least 32x32 was expected")
           .cause("Five halvings leave nothing of smaller ones")
           .cure("Resize the images");
     });
@@ -9520,8 +9532,7 @@ class MaxViTImpl : public FamilyBackbone<MaxViTImpl, MaxViTDesign> {
 
   void check_image_size(std::int64_t height, std::int64_t width) const override {
     require(is_valid_length(height) && is_valid_length(width), [&] {
-      const std::string window =
-          std::to_string(design().partition_size) + "×" + std::to_string(design().partition_size);
+      const std::string window = size_text(design().partition_size, design().partition_size);
       return ErrorMessage("remat.backbone.image_size")
           .where(name())
           .what("the images are " + size_text(height, width) + ", and windows of " + window +
@@ -9606,7 +9617,7 @@ class MaxViTImpl : public FamilyBackbone<MaxViTImpl, MaxViTDesign> {
   }
 
   static std::string size_text(std::int64_t height, std::int64_t width) {
-    return std::to_string(height) + "×" + std::to_string(width);
+    return std::to_string(height) + "x" + std::to_string(width);
   }
 
   static std::string maps_text(std::int64_t height, std::int64_t width) {
@@ -10492,6 +10503,18 @@ using ResNet152 = NamedBackbone<ResNet<>, "resnet152">;
 
 namespace remat::blocks {
 
+/// Applies a linear layer as one operation, which a keep policy then finds whole.
+///
+/// The layer's own forward adds the bias in a pass of its own, in place, where the input has more
+/// than two dimensions; Python's, whose numbers are wanted, does not.
+inline torch::Tensor linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
+  return at::linear(x, layer->weight, layer->bias);
+}
+
+}  // namespace remat::blocks
+
+namespace remat::blocks {
+
 /// Makes one token of every 2×2 tokens: half the height and width, twice the channels.
 ///
 /// A map of odd height or width is padded with zeros at the bottom or on the right.
@@ -10522,8 +10545,8 @@ class PatchMergingImpl : public torch::nn::Cloneable<PatchMergingImpl> {
     };
     // Column by column, as the published weights expect it.
     const torch::Tensor merged = at::cat({corner(0, 0), corner(1, 0), corner(0, 1), corner(1, 1)},
-                                         -1);          // (N, H / 2, W / 2, 4 C)
-    return reduction->forward(norm->forward(merged));  // (N, H / 2, W / 2, 2 C)
+                                         -1);         // (N, H / 2, W / 2, 4 C)
+    return linear(reduction, norm->forward(merged));  // (N, H / 2, W / 2, 2 C)
   }
 
   torch::nn::Linear reduction{nullptr};
@@ -10570,9 +10593,8 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
   }
 
   torch::Tensor forward(const torch::Tensor& x) {
-    // One expression, so that no wide tensor lives longer than autograd wants it.
-    torch::Tensor wide = inner_dropout->forward(at::gelu(widen->forward(x)));  // (..., hidden)
-    return outer_dropout->forward(narrow->forward(std::move(wide)));           // (..., width)
+    const torch::Tensor wide = inner_dropout->forward(at::gelu(linear(widen, x)));  // (..., hidden)
+    return outer_dropout->forward(linear(narrow, wide));                            // (..., width)
   }
 
   torch::nn::Linear widen{nullptr}, narrow{nullptr};
@@ -10708,14 +10730,14 @@ class ShiftedWindowAttentionImpl : public torch::nn::Cloneable<ShiftedWindowAtte
   /// @param mask  undefined, or (windows, area, area)
   torch::Tensor attend(const torch::Tensor& windows, const torch::Tensor& mask) {
     torch::Tensor x = mix(windows, mask);
-    x = proj->forward(x);
+    x = linear(proj, x);
     return at::dropout(x, options_.dropout, is_training());  // (N * windows, area, C)
   }
 
   torch::Tensor mix(const torch::Tensor& windows, const torch::Tensor& mask) {
     const std::int64_t batch = windows.size(0), area = windows.size(1);
     const std::int64_t heads = options_.head_count, depth = options_.width / heads;
-    const auto parts = qkv->forward(windows)
+    const auto parts = linear(qkv, windows)
                            .view({batch, area, 3, heads, depth})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);  // query, key, value, each (N * windows, heads, area, depth)
@@ -11046,7 +11068,7 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   }
 
   torch::Tensor forward(const torch::Tensor& tokens_nlc) {
-    return out_proj->forward(mix(tokens_nlc));  // (N, L, C)
+    return linear(out_proj, mix(tokens_nlc));  // (N, L, C)
   }
 
   /// Returns the rate at which attention weights are zeroed in training.
@@ -11892,6 +11914,319 @@ inline std::string describe_memory(c10::Device device) {
     out << "not available from this LibTorch; remat::MemoryMeter counts the tensors of a scope";
   return out.str();
 }
+
+}  // namespace remat
+
+namespace remat::blocks {
+
+/// Makes one row of a set of rows: their mean, weighted by what a small network thinks of each.
+///
+/// The weights do not depend on the order of the rows, nor on how many there are.
+///
+/// @par Source  Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (2018),
+/// equations 7 and 9, where `content` is V, `gate` is U and `score` is w
+class GatedAttentionImpl : public torch::nn::Cloneable<GatedAttentionImpl> {
+ public:
+  /// @param width   of a row
+  /// @param hidden  width in between; the paper's experiments have 128
+  explicit GatedAttentionImpl(std::int64_t width, std::int64_t hidden = 128)
+      : width_(width), hidden_(hidden) {
+    reset();
+  }
+
+  void reset() override {
+    content = register_module("content", torch::nn::Linear(width_, hidden_));
+    gate = register_module("gate", torch::nn::Linear(width_, hidden_));
+    // Without a bias, which the softmax would take away again.
+    score = register_module("score",
+                            torch::nn::Linear(torch::nn::LinearOptions(hidden_, 1).bias(false)));
+  }
+
+  /// Returns how much each row counts; the weights of a set sum up to 1.
+  ///
+  /// @param rows        (N, L, width)
+  /// @param is_present  (N, L), boolean; rows that are not get weight 0; undefined: all are
+  /// @return            (N, L)
+  torch::Tensor weights(const torch::Tensor& rows, const torch::Tensor& is_present = {}) {
+    const torch::Tensor hidden = content->forward(rows).tanh() * gate->forward(rows).sigmoid();
+    torch::Tensor scores = score->forward(hidden).squeeze(-1);  // (N, L)
+    if (is_present.defined())
+      scores =
+          scores.masked_fill(is_present.logical_not(), -std::numeric_limits<double>::infinity());
+    return scores.softmax(/*dim=*/1);
+  }
+
+  /// Returns the weighted mean of each set, (N, width); arguments as for `weights`, absent rows
+  /// finite.
+  torch::Tensor forward(const torch::Tensor& rows, const torch::Tensor& is_present = {}) {
+    return (weights(rows, is_present).unsqueeze(-1) * rows).sum(/*dim=*/1);
+  }
+
+  torch::nn::Linear content{nullptr}, gate{nullptr}, score{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(torch::Tensor())})
+
+ private:
+  std::int64_t width_, hidden_;
+};
+TORCH_MODULE(GatedAttention);
+
+}  // namespace remat::blocks
+
+namespace remat {
+
+/// How the features of several views become those of one object. None depends on the order of the
+/// views.
+enum class ViewAggregation {
+  kAttention,  ///< a mean with learned weights, `blocks::GatedAttention`
+  kMean,       ///< every view counts alike
+  kMax,        ///< each feature from the view where it is strongest
+};
+
+namespace detail {
+
+inline constexpr std::array<std::pair<std::string_view, ViewAggregation>, 3> kViewAggregations{{
+    {"attention", ViewAggregation::kAttention},
+    {"mean", ViewAggregation::kMean},
+    {"max", ViewAggregation::kMax},
+}};
+
+}  // namespace detail
+
+/// Returns the aggregation of that name: `attention`, `mean` or `max`.
+///
+/// @throws ArgumentError  for another name
+inline ViewAggregation view_aggregation(std::string_view name) {
+  std::vector<std::string> names;
+  for (const auto& [known, aggregation] : detail::kViewAggregations) {
+    if (known == name) return aggregation;
+    names.emplace_back(known);
+  }
+  throw ArgumentError(ErrorMessage("remat.multi_view.options")
+                          .where("remat::MultiViewClassifier")
+                          .what("the aggregation is \"" + std::string(name) + "\", one of " +
+                                detail::quoted_list(names) + " was expected"));
+}
+
+/// What a `MultiViewClassifier` can be told besides; meant for designated initialisers.
+struct MultiViewOptions {
+  BackboneOptions backbone;            ///< the head is not the backbone's: `num_classes` stays 0
+  std::int64_t attention_width = 128;  ///< between features and the weight of a view
+};
+
+/// The module behind `MultiViewClassifier`.
+class MultiViewClassifierImpl : public torch::nn::Cloneable<MultiViewClassifierImpl> {
+ public:
+  /// @param backbone_name  as for `create_backbone`
+  /// @param num_views      the most views that an object has
+  /// @throws ArgumentError  as `create_backbone`, and for counts below 1
+  MultiViewClassifierImpl(std::string_view backbone_name, std::int64_t num_classes,
+                          std::int64_t num_views,
+                          ViewAggregation aggregation = ViewAggregation::kAttention,
+                          const MultiViewOptions& options = {})
+      : MultiViewClassifierImpl(create_backbone(backbone_name, options.backbone), num_classes,
+                                num_views, aggregation, options.attention_width) {}
+  /// As above, the aggregation by name.
+  MultiViewClassifierImpl(std::string_view backbone_name, std::int64_t num_classes,
+                          std::int64_t num_views, std::string_view aggregation,
+                          const MultiViewOptions& options = {})
+      : MultiViewClassifierImpl(backbone_name, num_classes, num_views,
+                                view_aggregation(aggregation), options) {}
+  /// Takes a backbone that is there already, with a policy of one's own, for example.
+  MultiViewClassifierImpl(std::shared_ptr<Backbone> backbone, std::int64_t num_classes,
+                          std::int64_t num_views, ViewAggregation aggregation,
+                          std::int64_t attention_width = 128)
+      : num_classes_(num_classes),
+        num_views_(num_views),
+        attention_width_(attention_width),
+        aggregation_(aggregation),
+        backbone_(std::move(backbone)) {
+    check_options();
+    register_layers();
+  }
+
+  /// Makes the head anew, on a copy of the backbone: LibTorch calls this on what is to be a clone.
+  void reset() override {
+    backbone_ = std::dynamic_pointer_cast<Backbone>(backbone_->clone());
+    register_layers();
+  }
+
+  /// Classifies objects by their views.
+  ///
+  /// All views go through the backbone as one batch, so that its batch statistics are those of all
+  /// views. Views that are absent do not: whatever their place in `images` holds, not a number
+  /// included, has no influence on result, gradients or buffers.
+  ///
+  /// @param images_bvchw   (B, V, C, H, W); V may be less than `num_views()`, since no aggregation
+  /// depends on it
+  /// @param is_present_bv  (B, V), boolean: which views there are, at least one of each object;
+  /// undefined: all
+  /// @return  (B, num_classes())
+  /// @throws ArgumentError  for other shapes, and for an object without a view
+  torch::Tensor forward(const torch::Tensor& images_bvchw,
+                        const torch::Tensor& is_present_bv = {}) {
+    return classifier_->forward(fused_features(images_bvchw, is_present_bv));
+  }
+
+  /// Returns one row of features per object, (B, feature size); arguments as for `forward`.
+  torch::Tensor fused_features(const torch::Tensor& images_bvchw,
+                               const torch::Tensor& is_present_bv = {}) {
+    check_images(images_bvchw);
+    if (!is_present_bv.defined()) return aggregate(features_of_all(images_bvchw), {});
+    check_mask(images_bvchw, is_present_bv);
+    const torch::Tensor is_present = is_present_bv.to(images_bvchw.device());
+    return aggregate(features_of_present(images_bvchw, is_present), is_present);
+  }
+
+  /// Returns the network that all views share.
+  const std::shared_ptr<Backbone>& backbone() const { return backbone_; }
+  std::int64_t num_classes() const { return num_classes_; }
+  /// Returns the most views that an object may have.
+  std::int64_t num_views() const { return num_views_; }
+  ViewAggregation aggregation() const { return aggregation_; }
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(torch::Tensor())})
+
+ private:
+  void register_layers() {
+    register_module("backbone", backbone_);
+    if (aggregation_ == ViewAggregation::kAttention)
+      attention_ = register_module(
+          "attention", blocks::GatedAttention(backbone_->feature_dim(), attention_width_));
+    classifier_ =
+        register_module("classifier", torch::nn::Linear(backbone_->feature_dim(), num_classes_));
+  }
+
+  torch::Tensor features_of_all(const torch::Tensor& images_bvchw) {
+    return backbone_->forward(images_bvchw.flatten(0, 1))
+        .view({images_bvchw.size(0), images_bvchw.size(1), backbone_->feature_dim()});
+  }
+
+  /// Returns (B, V, F), zero where there is no view.
+  torch::Tensor features_of_present(const torch::Tensor& images_bvchw,
+                                    const torch::Tensor& is_present_bv) {
+    const std::int64_t batch = images_bvchw.size(0);
+    const std::int64_t views = images_bvchw.size(1);
+    const torch::Tensor places = is_present_bv.flatten().nonzero().squeeze(1);  // (present)
+    const torch::Tensor features =
+        backbone_->forward(images_bvchw.flatten(0, 1).index_select(0, places));  // (present, F)
+    return features.new_zeros({batch * views, backbone_->feature_dim()})
+        .index_copy(0, places, features)
+        .view({batch, views, backbone_->feature_dim()});
+  }
+
+  /// @param features_bvf  zero where there is no view
+  torch::Tensor aggregate(const torch::Tensor& features_bvf, const torch::Tensor& is_present_bv) {
+    switch (aggregation_) {
+      case ViewAggregation::kAttention:
+        return attention_->forward(features_bvf, is_present_bv);
+      case ViewAggregation::kMean: {
+        const torch::Tensor sum = features_bvf.sum(/*dim=*/1);
+        if (!is_present_bv.defined()) return sum / features_bvf.size(1);
+        return sum / is_present_bv.sum(/*dim=*/1, /*keepdim=*/true);
+      }
+      case ViewAggregation::kMax:
+        break;
+    }
+    // amax and not max: views that are equal share the gradient, whatever their order.
+    if (!is_present_bv.defined()) return features_bvf.amax(/*dim=*/1);
+    return features_bvf
+        .masked_fill(is_present_bv.logical_not().unsqueeze(-1),
+                     -std::numeric_limits<double>::infinity())
+        .amax(/*dim=*/1);
+  }
+
+  void check_options() const {
+    check_at_least_one("num_classes", num_classes_);
+    check_at_least_one("num_views", num_views_);
+    check_at_least_one("attention_width", attention_width_);
+    require(backbone_ != nullptr && backbone_->num_classes() == 0, [&] {
+      return ErrorMessage("remat.multi_view.options")
+          .where("remat::MultiViewClassifier")
+          .what(backbone_ == nullptr
+                    ? std::string("the backbone is null, and one is needed")
+                    : "the backbone has a head for " + std::to_string(backbone_->num_classes()) +
+                          " classes, and one without was expected")
+          .cure("Build it with num_classes = 0: classes are counted here, after the views are one");
+    });
+  }
+
+  static void check_at_least_one(const char* option, std::int64_t value) {
+    require(value >= 1, [&] {
+      return ErrorMessage("remat.multi_view.options")
+          .where("remat::MultiViewClassifier")
+          .what(std::string(option) + " is " + std::to_string(value) + ", at least 1 was expected");
+    });
+  }
+
+  void check_images(const torch::Tensor& images_bvchw) const {
+    const std::int64_t channels = backbone_->options().in_channels;
+    const bool is_right = images_bvchw.defined() && images_bvchw.dim() == 5 &&
+                          images_bvchw.size(1) >= 1 && images_bvchw.size(1) <= num_views_ &&
+                          images_bvchw.size(2) == channels;
+    require(is_right, [&] {
+      return ErrorMessage("remat.multi_view.images")
+          .where("remat::MultiViewClassifier")
+          .what("the images are " +
+                (images_bvchw.defined() ? "of shape " + shape_text(images_bvchw) : "undefined") +
+                ", (B, V, " + std::to_string(channels) + ", H, W) with V from 1 to " +
+                std::to_string(num_views_) + " was expected")
+          .cure("Stack the views of an object along dimension 1; a single view is unsqueeze(1)");
+    });
+  }
+
+  static void check_mask(const torch::Tensor& images_bvchw, const torch::Tensor& is_present_bv) {
+    const bool is_right = is_present_bv.scalar_type() == torch::kBool &&
+                          is_present_bv.sizes() == images_bvchw.sizes().slice(0, 2);
+    require(is_right, [&] {
+      return ErrorMessage("remat.multi_view.mask")
+          .where("remat::MultiViewClassifier")
+          .what("the mask is of shape " + shape_text(is_present_bv) + " and type " +
+                c10::toString(is_present_bv.scalar_type()) + ", and for images of shape " +
+                shape_text(images_bvchw) + " shape (" + std::to_string(images_bvchw.size(0)) +
+                ", " + std::to_string(images_bvchw.size(1)) + ") and type Bool was expected");
+    });
+    const torch::Tensor empty_rows = is_present_bv.any(1).logical_not().nonzero();
+    require(empty_rows.numel() == 0, [&] {
+      return ErrorMessage("remat.multi_view.mask")
+          .where("remat::MultiViewClassifier")
+          .what("row " + std::to_string(empty_rows[0].item<std::int64_t>()) + " of " +
+                std::to_string(is_present_bv.size(0)) +
+                " has no view, at least one of each object was expected")
+          .cure("Leave the object out of the batch");
+    });
+  }
+
+  static std::string shape_text(const torch::Tensor& tensor) {
+    std::string text;
+    for (const std::int64_t size : tensor.sizes())
+      text += (text.empty() ? "" : ", ") + std::to_string(size);
+    return "(" + text + ")";
+  }
+
+  std::int64_t num_classes_, num_views_, attention_width_;
+  ViewAggregation aggregation_;
+  std::shared_ptr<Backbone> backbone_;
+  blocks::GatedAttention attention_{nullptr};
+  torch::nn::Linear classifier_{nullptr};
+};
+
+/// Classifies objects that are seen from several sides: one backbone for all views, whose features
+/// become one row by attention, mean or maximum, and a linear layer on it.
+///
+/// Checkpointing is the backbone's: `remat::enable_gradient_checkpointing(model)` or
+/// `model->backbone()->enable_gradient_checkpointing(segments)`.
+///
+/// ```cpp
+/// remat::MultiViewClassifier model("resnet18", /*num_classes=*/10, /*num_views=*/3, "max");
+/// remat::enable_gradient_checkpointing(model);
+/// torch::Tensor logits = model->forward(images);  // (B, 3, 3, H, W) -> (B, 10)
+/// ```
+/// @par Source  Su et al., Multi-view Convolutional Neural Networks for 3D Shape Recognition (2015)
+/// for `max` behind one shared network; `blocks::GatedAttention` for `attention`
+TORCH_MODULE(MultiViewClassifier);
 
 }  // namespace remat
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "remat/libtorch/layers.hpp"
+#include "remat/nn/blocks/linear.hpp"
 
 namespace remat::blocks {
 
@@ -39,9 +40,8 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
   }
 
   torch::Tensor forward(const torch::Tensor& x) {
-    // One expression, so that no wide tensor lives longer than autograd wants it.
-    torch::Tensor wide = inner_dropout->forward(at::gelu(widen->forward(x)));  // (..., hidden)
-    return outer_dropout->forward(narrow->forward(std::move(wide)));           // (..., width)
+    const torch::Tensor wide = inner_dropout->forward(at::gelu(linear(widen, x)));  // (..., hidden)
+    return outer_dropout->forward(linear(narrow, wide));                            // (..., width)
   }
 
   torch::nn::Linear widen{nullptr}, narrow{nullptr};

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "remat/libtorch/layers.hpp"
+#include "remat/nn/blocks/linear.hpp"
 
 namespace remat::blocks {
 
@@ -37,8 +38,8 @@ class PatchMergingImpl : public torch::nn::Cloneable<PatchMergingImpl> {
     };
     // Column by column, as the published weights expect it.
     const torch::Tensor merged = at::cat({corner(0, 0), corner(1, 0), corner(0, 1), corner(1, 1)},
-                                         -1);          // (N, H / 2, W / 2, 4 C)
-    return reduction->forward(norm->forward(merged));  // (N, H / 2, W / 2, 2 C)
+                                         -1);         // (N, H / 2, W / 2, 4 C)
+    return linear(reduction, norm->forward(merged));  // (N, H / 2, W / 2, 2 C)
   }
 
   torch::nn::Linear reduction{nullptr};

@@ -7,6 +7,7 @@
 #include "remat/errors.hpp"
 #include "remat/libtorch/attention.hpp"
 #include "remat/libtorch/layers.hpp"
+#include "remat/nn/blocks/linear.hpp"
 
 namespace remat::blocks {
 
@@ -41,7 +42,7 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   }
 
   torch::Tensor forward(const torch::Tensor& tokens_nlc) {
-    return out_proj->forward(mix(tokens_nlc));  // (N, L, C)
+    return linear(out_proj, mix(tokens_nlc));  // (N, L, C)
   }
 
   /// Returns the rate at which attention weights are zeroed in training.

@@ -8,6 +8,7 @@
 
 #include "remat/errors.hpp"
 #include "remat/libtorch/layers.hpp"
+#include "remat/nn/blocks/linear.hpp"
 #include "remat/nn/blocks/relative_position.hpp"
 #include "remat/nn/blocks/trunc_normal.hpp"
 
@@ -133,14 +134,14 @@ class ShiftedWindowAttentionImpl : public torch::nn::Cloneable<ShiftedWindowAtte
   /// @param mask  undefined, or (windows, area, area)
   torch::Tensor attend(const torch::Tensor& windows, const torch::Tensor& mask) {
     torch::Tensor x = mix(windows, mask);
-    x = proj->forward(x);
+    x = linear(proj, x);
     return at::dropout(x, options_.dropout, is_training());  // (N * windows, area, C)
   }
 
   torch::Tensor mix(const torch::Tensor& windows, const torch::Tensor& mask) {
     const std::int64_t batch = windows.size(0), area = windows.size(1);
     const std::int64_t heads = options_.head_count, depth = options_.width / heads;
-    const auto parts = qkv->forward(windows)
+    const auto parts = linear(qkv, windows)
                            .view({batch, area, 3, heads, depth})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);  // query, key, value, each (N * windows, heads, area, depth)
