@@ -83,6 +83,7 @@
 //   remat/policies/segments.hpp
 //   remat/policies/sequential.hpp
 //   remat/nn/sequential.hpp
+//   remat/policies/each_unit.hpp
 //   remat/policies/each_stage.hpp
 //   remat/policies/staged_hybrid.hpp
 //   remat/backbones/convnext.hpp
@@ -96,7 +97,6 @@
 //   remat/nn/blocks/relative_position.hpp
 //   remat/nn/blocks/partition_attention.hpp
 //   remat/nn/blocks/maxvit_layer.hpp
-//   remat/policies/each_unit.hpp
 //   remat/policies/transformer_layers.hpp
 //   remat/backbones/maxvit.hpp
 //   remat/backbones/mobilenet_v2.hpp
@@ -8307,6 +8307,17 @@ class Checkpointed<PatternType, RuleType, Keep> : public CheckpointedChain {
 
 namespace remat {
 
+/// Makes one segment per unit: the least memory inside a segment, a border tensor for each.
+struct EachUnit {
+  Plan operator()(const Chain& chain) const {
+    return Plan::from_count(chain.unit_count, chain.unit_count);
+  }
+};
+
+}  // namespace remat
+
+namespace remat {
+
 /// Makes one segment per stage; a chain that names no stages is one.
 struct EachStage {
   /// @throws ArgumentError  if the sizes of the stages do not add up to the number of units
@@ -8583,12 +8594,12 @@ class ConvNeXtImpl : public FamilyBackbone<ConvNeXtImpl, ConvNeXtDesign> {
 };
 
 /// A convolutional network made after the image of a transformer; its units are the blocks, in four
-/// stages. Stem and downsampling are plain under the default policy, which recomputes stage by
-/// stage.
+/// stages. Stem and downsampling are plain under the default policy, which recomputes block by
+/// block: a region for each stage would hold more at its peak and take no less time.
 ///
 /// @tparam Policy  how the chain of units is checkpointed
 /// @par Source  Liu et al., A ConvNet for the 2020s (2022); torchvision's `convnext_*`
-template <class Policy = Checkpointed<StagedHybrid>>
+template <class Policy = Checkpointed<StagedHybrid, EachUnit>>
 class ConvNeXt : public BackboneHolder<ConvNeXtImpl, Policy> {
  public:
   using BackboneHolder<ConvNeXtImpl, Policy>::BackboneHolder;
@@ -9418,17 +9429,6 @@ class MaxViTLayerImpl : public torch::nn::Cloneable<MaxViTLayerImpl> {
 TORCH_MODULE(MaxViTLayer);
 
 }  // namespace remat::blocks
-
-namespace remat {
-
-/// Makes one segment per unit: the least memory inside a segment, a border tensor for each.
-struct EachUnit {
-  Plan operator()(const Chain& chain) const {
-    return Plan::from_count(chain.unit_count, chain.unit_count);
-  }
-};
-
-}  // namespace remat
 
 namespace remat {
 

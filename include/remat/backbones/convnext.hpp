@@ -17,6 +17,7 @@
 #include "remat/nn/blocks/trunc_normal.hpp"
 #include "remat/nn/checkpointed.hpp"
 #include "remat/nn/sequential.hpp"
+#include "remat/policies/each_unit.hpp"
 #include "remat/policies/staged_hybrid.hpp"
 
 namespace remat {
@@ -197,12 +198,12 @@ class ConvNeXtImpl : public FamilyBackbone<ConvNeXtImpl, ConvNeXtDesign> {
 };
 
 /// A convolutional network made after the image of a transformer; its units are the blocks, in four
-/// stages. Stem and downsampling are plain under the default policy, which recomputes stage by
-/// stage.
+/// stages. Stem and downsampling are plain under the default policy, which recomputes block by
+/// block: a region for each stage would hold more at its peak and take no less time.
 ///
 /// @tparam Policy  how the chain of units is checkpointed
 /// @par Source  Liu et al., A ConvNet for the 2020s (2022); torchvision's `convnext_*`
-template <class Policy = Checkpointed<StagedHybrid>>
+template <class Policy = Checkpointed<StagedHybrid, EachUnit>>
 class ConvNeXt : public BackboneHolder<ConvNeXtImpl, Policy> {
  public:
   using BackboneHolder<ConvNeXtImpl, Policy>::BackboneHolder;

@@ -91,11 +91,16 @@ TEST_CASE("rates of stochastic depth grow from 0 to ConvNeXt's full rate in the 
   CHECK(drop_rates(*other).back() == 0.3);
 }
 
-TEST_CASE("ConvNeXt's default plan has a segment for each stage, and plain modules around them") {
+TEST_CASE("ConvNeXt's default plan has a segment for each block, and plain modules around stages") {
   remat::ConvNeXt<> model(kSmall);
   model->enable_gradient_checkpointing();
 
-  CHECK(model->segments() == 4);
+  CHECK(model->segments() == 7);
+  CHECK(to_string(model->plan()) ==
+        "[0,1) plain | [1,2) checkpoint | [2,3) checkpoint | [3,4) plain | [4,5) checkpoint | "
+        "[5,6) plain | [6,7) checkpoint | [7,8) checkpoint | [8,9) checkpoint | [9,10) plain | "
+        "[10,11) checkpoint");
+  model->enable_gradient_checkpointing(4);
   CHECK(to_string(model->plan()) ==
         "[0,1) plain | [1,3) checkpoint | [3,4) plain | [4,5) checkpoint | [5,6) plain | "
         "[6,9) checkpoint | [9,10) plain | [10,11) checkpoint");
