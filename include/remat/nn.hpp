@@ -8,6 +8,7 @@
 #include "remat/nn/blocks/fan_out_init.hpp"
 #include "remat/nn/blocks/gated_attention.hpp"
 #include "remat/nn/blocks/layer_norm_2d.hpp"
+#include "remat/nn/blocks/linear.hpp"
 #include "remat/nn/blocks/map_partition.hpp"
 #include "remat/nn/blocks/maxvit_layer.hpp"
 #include "remat/nn/blocks/mb_conv.hpp"
