@@ -170,7 +170,9 @@ TEST_CASE("every family recomputes and keeps what the graphs of its plan say") {
     CHECK(recomputed > 0);
     CHECK(recomputed == expected.recomputed);
     CHECK(expected.dropped > 0);
-    CHECK(std::abs(plain - kept - (expected.dropped - expected.added)) <= kScalarBytes);
+    // What is cheap to keep is let go again where nothing needs it: at most `added` is there.
+    CHECK(plain - kept <= expected.dropped + kScalarBytes);
+    CHECK(plain - kept >= expected.dropped - expected.added - kScalarBytes);
   }
 }
 
