@@ -42,7 +42,11 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   }
 
   torch::Tensor forward(const torch::Tensor& tokens_nlc) {
-    return linear(out_proj, mix(tokens_nlc));  // (N, L, C)
+    // Tokens come first in memory, as behind nn.MultiheadAttention: dropout draws its numbers in
+    // that order, and from one seed it is to draw torchvision's.
+    return linear(out_proj, mix(tokens_nlc))
+        .view({tokens_nlc.size(1), tokens_nlc.size(0), width_})
+        .transpose(0, 1);  // (N, L, C)
   }
 
   /// Returns the rate at which attention weights are zeroed in training.
@@ -55,14 +59,14 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   torch::Tensor mix(const torch::Tensor& tokens_nlc) const {
     const std::int64_t batch = tokens_nlc.size(0);
     const std::int64_t length = tokens_nlc.size(1);
-    const auto parts = at::linear(tokens_nlc, in_proj_weight, in_proj_bias)
+    const auto parts = linear(tokens_nlc, in_proj_weight, in_proj_bias)
                            .view({batch, length, 3, head_count_, width_ / head_count_})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);  // query, key, value, each (N, heads, L, d)
     return remat::detail::scaled_dot_product_attention(parts[0], parts[1], parts[2],
                                                        is_training() ? dropout_ : 0.0)
-        .transpose(1, 2)
-        .reshape({batch, length, width_});  // (N, L, C)
+        .permute({2, 0, 1, 3})
+        .reshape({length * batch, width_});  // (L * N, C)
   }
 
   std::int64_t width_, head_count_;
