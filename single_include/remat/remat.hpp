@@ -10503,12 +10503,24 @@ using ResNet152 = NamedBackbone<ResNet<>, "resnet152">;
 
 namespace remat::blocks {
 
-/// Applies a linear layer as one operation, which a keep policy then finds whole.
+/// Multiplies the last dimension of `x` by a matrix and adds a bias, as one operation, which a keep
+/// policy then finds whole.
 ///
-/// The layer's own forward adds the bias in a pass of its own, in place, where the input has more
-/// than two dimensions; Python's, whose numbers are wanted, does not.
+/// The forward of LibTorch's linear layer adds the bias in a pass of its own, in place, where the
+/// input has more than two dimensions, and so does LibTorch 1.13 where it has more than three.
+///
+/// @param weight  (out, in)
+/// @param bias    (out), or undefined
+inline torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
+                            const torch::Tensor& bias) {
+  std::vector<std::int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  return at::linear(x.reshape({-1, x.size(-1)}), weight, bias).view(shape);
+}
+
+/// Applies a linear layer so.
 inline torch::Tensor linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
-  return at::linear(x, layer->weight, layer->bias);
+  return linear(x, layer->weight, layer->bias);
 }
 
 }  // namespace remat::blocks
@@ -11068,7 +11080,11 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   }
 
   torch::Tensor forward(const torch::Tensor& tokens_nlc) {
-    return linear(out_proj, mix(tokens_nlc));  // (N, L, C)
+    // Tokens come first in memory, as behind nn.MultiheadAttention: dropout draws its numbers in
+    // that order, and from one seed it is to draw torchvision's.
+    return linear(out_proj, mix(tokens_nlc))
+        .view({tokens_nlc.size(1), tokens_nlc.size(0), width_})
+        .transpose(0, 1);  // (N, L, C)
   }
 
   /// Returns the rate at which attention weights are zeroed in training.
@@ -11081,14 +11097,14 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   torch::Tensor mix(const torch::Tensor& tokens_nlc) const {
     const std::int64_t batch = tokens_nlc.size(0);
     const std::int64_t length = tokens_nlc.size(1);
-    const auto parts = at::linear(tokens_nlc, in_proj_weight, in_proj_bias)
+    const auto parts = linear(tokens_nlc, in_proj_weight, in_proj_bias)
                            .view({batch, length, 3, head_count_, width_ / head_count_})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);  // query, key, value, each (N, heads, L, d)
     return remat::detail::scaled_dot_product_attention(parts[0], parts[1], parts[2],
                                                        is_training() ? dropout_ : 0.0)
-        .transpose(1, 2)
-        .reshape({batch, length, width_});  // (N, L, C)
+        .permute({2, 0, 1, 3})
+        .reshape({length * batch, width_});  // (L * N, C)
   }
 
   std::int64_t width_, head_count_;
