@@ -120,6 +120,13 @@ class REMAT_VISIBLE WeightsError : public detail::CodedError<std::runtime_error>
   using CodedError::CodedError;
 };
 
+/// Reports a configuration that cannot be right: an unknown key, a value of another type, a number
+/// out of range; the text says where in the file.
+class REMAT_VISIBLE ConfigError : public detail::CodedError<std::runtime_error> {
+ public:
+  using CodedError::CodedError;
+};
+
 /// Reports that the process does not offer what is asked for: an engine that cannot be installed, a
 /// device.
 class REMAT_VISIBLE EnvironmentError : public detail::CodedError<std::runtime_error> {

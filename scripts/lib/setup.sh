@@ -6,6 +6,7 @@
 #   setup_tools                    compiler, CMake >= 3.25, Ninja, Python
 #   setup_libtorch auto|2.13|1.13  sets LIBTORCH_VERSION (2.13.0, ...) and LIBTORCH_PREFIX
 #   setup_header HEADER PACKAGE    a header-only or small library of the system
+#   setup_trainer_libraries        what examples/train and the optional headers need
 #   configure BUILD_DIR PRESET [CMAKE_ARGUMENT...]
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -66,6 +67,13 @@ setup_tools() {
 setup_header() {
   printf '#include <%s>\n' "$1" | "${CXX:-c++}" -x c++ -std=c++20 -E -o /dev/null - 2>/dev/null ||
     apt_install "$2"
+}
+
+setup_trainer_libraries() {
+  setup_header nlohmann/json.hpp nlohmann-json3-dev
+  setup_header yaml-cpp/yaml.h libyaml-cpp-dev
+  setup_header CLI/CLI.hpp libcli11-dev
+  setup_header stb/stb_image.h libstb-dev
 }
 
 # torch_of PYTHON: prints "VERSION PREFIX" of the torch of that Python, if a build can use it: a wheel for
