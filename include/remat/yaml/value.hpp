@@ -154,8 +154,8 @@ inline std::optional<ValueProblem> assign_value(Config& config, const ConfigKey&
                                                 const std::string& text, bool is_quoted) {
   return std::visit(
       [&](auto* field) -> std::optional<ValueProblem> {
-        using Value = std::remove_reference_t<decltype(field(config))>;
-        if (is_quoted && !std::is_same_v<Value, std::string>)
+        using Held = std::remove_reference_t<decltype(field(config))>;
+        if (is_quoted && !std::is_same_v<Held, std::string>)
           return wrong_type(key, "the text " + quoted_list({text}), "Take the quotes off");
         return assign(key, field(config), text);
       },

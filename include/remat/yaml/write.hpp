@@ -36,11 +36,6 @@ inline std::string yaml_text(std::string_view value) {
   return text + '"';
 }
 
-inline std::string value_text(const Config& config, const ConfigKey& key) {
-  Config copy = config;  // a field is reached in a Config that may be changed
-  return std::visit([&](auto* field) { return yaml_text(field(copy)); }, key.field);
-}
-
 /// Writes the sections of `name` that `before` does not share; returns how deep its keys stand.
 inline std::size_t open_sections(std::string_view name, std::string_view before,
                                  std::string& yaml) {
@@ -54,6 +49,12 @@ inline std::size_t open_sections(std::string_view name, std::string_view before,
 
 }  // namespace detail
 
+/// Returns the value of a key as YAML has it.
+inline std::string config_value(const Config& config, const ConfigKey& key) {
+  Config copy = config;  // a field is reached in a Config that may be changed
+  return std::visit([&](auto* field) { return detail::yaml_text(field(copy)); }, key.field);
+}
+
 /// Writes a configuration as YAML, every key with its description; `read_config` reads it back the
 /// same.
 inline std::string to_yaml(const Config& config) {
@@ -64,7 +65,7 @@ inline std::string to_yaml(const Config& config) {
     before = key.name;
     const std::string indent(2 * depth, ' ');
     yaml += indent + "# " + std::string(key.description) + "\n" + indent +
-            std::string(key.last_name()) + ": " + detail::value_text(config, key) + "\n";
+            std::string(key.last_name()) + ": " + config_value(config, key) + "\n";
   }
   return yaml;
 }
@@ -74,7 +75,7 @@ inline std::string config_reference() {
   std::string table = "| key | default | values | meaning |\n| --- | --- | --- | --- |\n";
   for (const ConfigKey& key : config_keys()) {
     const std::string expected = key.choices.size() > 6 ? "a name" : detail::expected_text(key);
-    table += "| `" + std::string(key.name) + "` | `" + detail::value_text(Config(), key) + "` | " +
+    table += "| `" + std::string(key.name) + "` | `" + config_value(Config(), key) + "` | " +
              expected + " | " + std::string(key.description) + " |\n";
   }
   return table;
@@ -84,7 +85,7 @@ inline std::string config_reference() {
 inline std::vector<const ConfigKey*> differing_keys(const Config& left, const Config& right) {
   std::vector<const ConfigKey*> keys;
   for (const ConfigKey& key : config_keys())
-    if (detail::value_text(left, key) != detail::value_text(right, key)) keys.push_back(&key);
+    if (config_value(left, key) != config_value(right, key)) keys.push_back(&key);
   return keys;
 }
 

@@ -89,7 +89,7 @@ TEST_CASE("keys have names of their own, a description, and defaults that they t
     CHECK(names.insert(key.name).second);
     CHECK(key.description.size() > 5);
     CHECK(key.description.find('\n') == std::string_view::npos);
-    std::string text = remat::detail::value_text(defaults, key);
+    std::string text = remat::config_value(defaults, key);
     if (key.field.index() == 3) text = text.substr(1, text.size() - 2);
     CHECK(error_of_value(std::string(key.name), text) == "");
   }

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <torch/torch.h>
+
+#include "remat/amp.hpp"
+
+namespace train {
+
+/// Mixed precision as it suits the device: float16 with a scaler on an accelerator, bfloat16, whose
+/// range is float32's, on the CPU.
+struct Precision {
+  c10::Device device;
+  bool is_mixed;
+
+  c10::ScalarType dtype() const {
+    if (!is_mixed) return torch::kFloat32;
+    return device.is_cpu() ? torch::kBFloat16 : torch::kHalf;
+  }
+  remat::amp::GradScalerOptions scaler() const { return {.enabled = is_mixed && !device.is_cpu()}; }
+  /// Calls `compute` in this precision.
+  template <class Compute>
+  auto run(Compute compute) const {
+    if (!is_mixed) return compute();
+    remat::amp::AutocastOptions options;
+    options.dtype = dtype();
+    const remat::amp::Autocast autocast(device.type(), options);
+    return compute();
+  }
+};
+
+}  // namespace train
