@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "remat/amp.hpp"
 #include "remat/backbones.hpp"
 #include "remat/checkpoint.hpp"
 #include "remat/config.hpp"

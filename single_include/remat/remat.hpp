@@ -6,12 +6,21 @@
 //   remat/config.hpp
 //   remat/errors.hpp
 //   remat/libtorch/tensor.hpp
+//   remat/libtorch/version.hpp
+//   remat/libtorch/autocast.hpp
+//   remat/libtorch/dtypes.hpp
+//   remat/amp/autocast.hpp
+//   remat/amp/grad_scaler_state.hpp
+//   remat/libtorch/dispatch.hpp
+//   remat/libtorch/loss_scaling.hpp
 //   remat/libtorch/nn.hpp
+//   remat/libtorch/optimizer.hpp
+//   remat/amp/grad_scaler.hpp
+//   remat/amp.hpp
 //   remat/libtorch/layers.hpp
 //   remat/nn/toggle.hpp
 //   remat/backbones/backbone.hpp
 //   remat/engine/operator_facts.hpp
-//   remat/libtorch/dispatch.hpp
 //   remat/engine/operator_traits.hpp
 //   remat/libtorch/random.hpp
 //   remat/engine/value.hpp
@@ -50,7 +59,6 @@
 //   remat/nn/plain.hpp
 //   remat/backbones/chain_backbone.hpp
 //   remat/backbones/published.hpp
-//   remat/libtorch/dtypes.hpp
 //   remat/weights/byte_source.hpp
 //   remat/weights/load_report.hpp
 //   remat/weights/state_dict.hpp
@@ -110,7 +118,6 @@
 //   remat/nn/blocks/window_attention.hpp
 //   remat/nn/blocks/swin_block.hpp
 //   remat/backbones/swin.hpp
-//   remat/libtorch/version.hpp
 //   remat/libtorch/attention.hpp
 //   remat/nn/blocks/self_attention.hpp
 //   remat/nn/blocks/encoder_layer.hpp
@@ -140,14 +147,11 @@
 //   remat/weights.hpp
 //   remat/remat.hpp
 
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include <cstddef>
 #include <stdexcept>
 #include <string_view>
 
@@ -276,6 +280,13 @@ class REMAT_VISIBLE WeightsError : public detail::CodedError<std::runtime_error>
   using CodedError::CodedError;
 };
 
+/// Reports a configuration that cannot be right: an unknown key, a value of another type, a number
+/// out of range; the text says where in the file.
+class REMAT_VISIBLE ConfigError : public detail::CodedError<std::runtime_error> {
+ public:
+  using CodedError::CodedError;
+};
+
 /// Reports that the process does not offer what is asked for: an engine that cannot be installed, a
 /// device.
 class REMAT_VISIBLE EnvironmentError : public detail::CodedError<std::runtime_error> {
@@ -316,6 +327,7 @@ void require(bool condition, MakeMessage&& message) {
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/SizesAndStrides.h>
 
+#include <cstdint>
 #include <sstream>
 
 namespace remat::detail {
@@ -438,6 +450,467 @@ inline std::string describe(const Geometry& geometry, c10::Device device) {
 
 }  // namespace remat::detail
 
+#include <torch/version.h>
+
+/// True when the LibTorch at hand is at least `major.minor`. Detection by the compiler is
+/// preferred; this is for behaviour that cannot be detected.
+#define REMAT_LIBTORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) ||           \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+namespace remat::detail {
+
+// By version: a call of a free function in LibTorch's namespace cannot be asked for by `requires`,
+// since its name is looked up where it is written. The old spellings still compile with a newer
+// LibTorch, but print a warning at each call.
+
+/// Whether LibTorch has autocast for this kind of device at all.
+inline bool has_autocast(c10::DeviceType device) {
+#if REMAT_LIBTORCH_AT_LEAST(2, 4)
+  return at::autocast::is_autocast_available(device);
+#else
+  return device == at::kCPU || device == at::kCUDA || device == at::kXPU;
+#endif
+}
+
+/// Whether the CPU's kernels take float16.
+inline constexpr bool kHasCpuHalf = REMAT_LIBTORCH_AT_LEAST(2, 4);
+
+/// Whether a weight that is cast while autograd is off enters the cache without history, so that
+/// later uses in the same scope give it no gradient (pytorch/pytorch#65766).
+inline constexpr bool kCachesCastsWithoutHistory = !REMAT_LIBTORCH_AT_LEAST(2, 13);
+
+/// What autocast is set to on this thread, for one kind of device. The cache is common to all.
+struct AutocastState {
+  bool is_enabled = false;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool uses_cache = true;
+};
+
+/// @param device  one that `has_autocast`
+inline AutocastState autocast_state(c10::DeviceType device) {
+  AutocastState state;
+  state.uses_cache = at::autocast::is_autocast_cache_enabled();
+#if REMAT_LIBTORCH_AT_LEAST(2, 4)
+  state.is_enabled = at::autocast::is_autocast_enabled(device);
+  state.dtype = at::autocast::get_autocast_dtype(device);
+#else
+  switch (device) {
+    case at::kCUDA:
+      state.is_enabled = at::autocast::is_enabled();
+      state.dtype = at::autocast::get_autocast_gpu_dtype();
+      break;
+    case at::kXPU:
+      state.is_enabled = at::autocast::is_xpu_enabled();
+      state.dtype = at::autocast::get_autocast_xpu_dtype();
+      break;
+    default:
+      state.is_enabled = at::autocast::is_cpu_enabled();
+      state.dtype = at::autocast::get_autocast_cpu_dtype();
+  }
+#endif
+  return state;
+}
+
+/// @param device  one that `has_autocast`
+inline void set_autocast_state(c10::DeviceType device, const AutocastState& state) {
+  at::autocast::set_autocast_cache_enabled(state.uses_cache);
+#if REMAT_LIBTORCH_AT_LEAST(2, 4)
+  at::autocast::set_autocast_enabled(device, state.is_enabled);
+  at::autocast::set_autocast_dtype(device, state.dtype);
+#else
+  switch (device) {
+    case at::kCUDA:
+      at::autocast::set_enabled(state.is_enabled);
+      at::autocast::set_autocast_gpu_dtype(state.dtype);
+      break;
+    case at::kXPU:
+      at::autocast::set_xpu_enabled(state.is_enabled);
+      at::autocast::set_autocast_xpu_dtype(state.dtype);
+      break;
+    default:
+      at::autocast::set_cpu_enabled(state.is_enabled);
+      at::autocast::set_autocast_cpu_dtype(state.dtype);
+  }
+#endif
+}
+
+/// Counts an open scope of this thread; returns how many are open now.
+inline int enter_autocast() { return at::autocast::increment_nesting(); }
+
+/// Takes back `enter_autocast`; the outermost scope leaves no casts behind.
+inline void leave_autocast() {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+}
+
+/// Whether a device of this kind is there; for kinds that cannot be asked, true.
+inline bool has_device(c10::DeviceType device) { return device != at::kCUDA || at::hasCUDA(); }
+
+}  // namespace remat::detail
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+
+namespace remat::detail {
+
+/// Asks for one enumerator that only newer LibTorch versions have.
+template <class Ask>
+constexpr std::optional<c10::ScalarType> newer_type(Ask ask) {
+  if constexpr (requires { ask(std::type_identity<c10::ScalarType>{}); })
+    return ask(std::type_identity<c10::ScalarType>{});
+  else
+    return std::nullopt;
+}
+
+using NamedType = std::pair<std::string_view, std::optional<c10::ScalarType>>;
+
+#define REMAT_NEWER_TYPE(name)                                       \
+  newer_type([](auto type) -> decltype(decltype(type)::type::name) { \
+    return decltype(type)::type::name;                               \
+  })
+
+/// Python's names of the dtypes that tensors of LibTorch can have, here or in a newer version.
+inline constexpr std::array kNamedTypes{
+    NamedType{"float32", c10::ScalarType::Float},
+    NamedType{"float64", c10::ScalarType::Double},
+    NamedType{"float16", c10::ScalarType::Half},
+    NamedType{"bfloat16", c10::ScalarType::BFloat16},
+    NamedType{"int64", c10::ScalarType::Long},
+    NamedType{"int32", c10::ScalarType::Int},
+    NamedType{"int16", c10::ScalarType::Short},
+    NamedType{"int8", c10::ScalarType::Char},
+    NamedType{"uint8", c10::ScalarType::Byte},
+    NamedType{"bool", c10::ScalarType::Bool},
+    NamedType{"complex64", c10::ScalarType::ComplexFloat},
+    NamedType{"complex128", c10::ScalarType::ComplexDouble},
+    NamedType{"complex32", c10::ScalarType::ComplexHalf},
+    NamedType{"uint16", REMAT_NEWER_TYPE(UInt16)},
+    NamedType{"uint32", REMAT_NEWER_TYPE(UInt32)},
+    NamedType{"uint64", REMAT_NEWER_TYPE(UInt64)},
+    NamedType{"float8_e4m3fn", REMAT_NEWER_TYPE(Float8_e4m3fn)},
+    NamedType{"float8_e5m2", REMAT_NEWER_TYPE(Float8_e5m2)},
+    NamedType{"float8_e4m3fnuz", REMAT_NEWER_TYPE(Float8_e4m3fnuz)},
+    NamedType{"float8_e5m2fnuz", REMAT_NEWER_TYPE(Float8_e5m2fnuz)},
+    NamedType{"float8_e8m0fnu", REMAT_NEWER_TYPE(Float8_e8m0fnu)},
+};
+
+#undef REMAT_NEWER_TYPE
+
+/// Returns the type that Python calls `torch.<name>`; nothing if tensors cannot have it here.
+inline std::optional<c10::ScalarType> scalar_type(std::string_view name) {
+  for (const auto& [known, type] : kNamedTypes)
+    if (known == name) return type;
+  return std::nullopt;
+}
+
+/// Returns Python's name without `torch.`, or LibTorch's where Python has none.
+inline std::string_view dtype_name(c10::ScalarType type) {
+  for (const auto& [name, known] : kNamedTypes)
+    if (known == type) return name;
+  return c10::toString(type);
+}
+
+}  // namespace remat::detail
+
+namespace remat::amp {
+
+/// What an `Autocast` sets; meant for designated initialisers. The defaults are Python's.
+struct AutocastOptions {
+  /// bfloat16 or float16; unset: what the thread has, which is bfloat16 on the CPU and float16 on
+  /// CUDA if no scope around this one says otherwise
+  std::optional<c10::ScalarType> dtype;
+  /// false: operations run in the dtype of their arguments, in an outer scope too
+  bool enabled = true;
+  /// whether a weight is cast once for the whole scope; unset: as it is, and at first it is on
+  std::optional<bool> cache_enabled;
+};
+
+/// Runs what LibTorch lists as safe in a lower precision while it lives: Python's `torch.autocast`
+/// as a C++ scope.
+///
+/// Scopes nest; each restores what it found. Parameters stay in float32 and are cast when used;
+/// such casts are cached until the outermost scope ends, so do not step an optimizer inside. A
+/// scope around forward and loss is enough: the recompute runs in the precision of forward wherever
+/// backward is called.
+///
+/// With LibTorch before 2.13 a weight cast without autograd would stay in the cache and get no
+/// gradient later: open another scope for the part without autograd; it leaves the cache alone.
+///
+/// @par Threads  acts on the thread that made it, and is destroyed there, in the order of a stack
+/// @par Source   Micikevicius et al., Mixed Precision Training (2017)
+class Autocast {
+ public:
+  /// @param device  the kind of device that the operations run on; others are not affected
+  /// @throws ArgumentError     if the device has no autocast, or the dtype is no lower precision
+  /// @throws EnvironmentError  if this LibTorch cannot do that: float16 on the CPU before 2.4, CUDA
+  ///                           without a GPU
+  explicit Autocast(c10::DeviceType device, const AutocastOptions& options = {}) : device_(device) {
+    require_autocast(device);
+    before_ = remat::detail::autocast_state(device);
+    remat::detail::AutocastState state = before_;
+    state.is_enabled = options.enabled;
+    state.dtype = options.dtype.value_or(before_.dtype);
+    if (options.enabled) {
+      require_dtype(device, state.dtype);
+      require_present(device);
+    }
+    const bool is_nested = remat::detail::enter_autocast() > 1;
+    if (remat::detail::kCachesCastsWithoutHistory && is_nested && !at::GradMode::is_enabled())
+      state.uses_cache = false;
+    state.uses_cache = options.cache_enabled.value_or(state.uses_cache);
+    remat::detail::set_autocast_state(device, state);
+  }
+  ~Autocast() {
+    remat::detail::leave_autocast();
+    remat::detail::set_autocast_state(device_, before_);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  static std::string place(c10::DeviceType device) {
+    return "autocast on " + c10::DeviceTypeName(device, /*lower_case=*/true);
+  }
+
+  static void require_autocast(c10::DeviceType device) {
+    require(remat::detail::has_autocast(device), [&] {
+      return ErrorMessage("remat.autocast.device")
+          .where(place(device))
+          .what("LibTorch has no autocast for this kind of device")
+          .cure("Give the one that the network runs on, for example torch::kCPU or torch::kCUDA");
+    });
+  }
+
+  static void require_dtype(c10::DeviceType device, c10::ScalarType dtype) {
+    require(dtype == c10::ScalarType::BFloat16 || dtype == c10::ScalarType::Half, [&] {
+      return ErrorMessage("remat.autocast.dtype")
+          .where(place(device))
+          .what("the dtype is " + std::string(remat::detail::dtype_name(dtype)) +
+                ", and bfloat16 or float16 was expected")
+          .cure("Give one of them, or enabled = false for a part that is to run as it is");
+    });
+    if (device == c10::DeviceType::CPU && dtype == c10::ScalarType::Half &&
+        !remat::detail::kHasCpuHalf)
+      throw EnvironmentError(ErrorMessage("remat.autocast.cpu_half")
+                                 .where(place(device))
+                                 .what("the dtype is float16, and LibTorch " TORCH_VERSION
+                                       " has no such kernels for the CPU")
+                                 .cause("they came with LibTorch 2.4")
+                                 .cure("Use bfloat16, which needs no loss scaling either"));
+  }
+
+  static void require_present(c10::DeviceType device) {
+    if (remat::detail::has_device(device)) return;
+    throw EnvironmentError(ErrorMessage("remat.autocast.no_device")
+                               .where(place(device))
+                               .what("LibTorch sees no such device")
+                               .cure("Give the one that the network runs on, or enabled = "
+                                     "torch::cuda::is_available()"));
+  }
+
+  c10::DeviceType device_;
+  remat::detail::AutocastState before_;
+};
+
+/// Returns whether operations on this kind of device run in a lower precision on this thread; false
+/// for a kind that has no autocast.
+inline bool is_autocast_enabled(c10::DeviceType device) {
+  return remat::detail::has_autocast(device) && remat::detail::autocast_state(device).is_enabled;
+}
+
+}  // namespace remat::amp
+
+#include <map>
+#include <vector>
+
+#include <cmath>
+#include <limits>
+
+namespace remat::amp {
+
+/// What a `GradScaler` starts from; meant for designated initialisers. The defaults are Python's.
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;     ///< above 1, applied after `growth_interval` clean steps
+  double backoff_factor = 0.5;  ///< in (0, 1), applied after infinities
+  std::int64_t growth_interval = 2000;
+  bool enabled = true;  ///< false: `step` steps, everything else does nothing
+};
+
+/// What a training that goes on later must find again: plain numbers, to be saved as one likes.
+struct GradScalerState {
+  double scale = 0;
+  double growth_factor = 0;
+  double backoff_factor = 0;
+  std::int64_t growth_interval = 0;
+  std::int64_t growth_tracker = 0;  ///< clean steps since the scale changed
+
+  bool operator==(const GradScalerState&) const = default;
+};
+
+}  // namespace remat::amp
+
+namespace remat::detail {
+
+/// Refuses a state that no scaler can have.
+///
+/// @throws ArgumentError  with this code, place and cure
+inline void require_sensible(const amp::GradScalerState& state, std::string_view code,
+                             std::string_view where, std::string_view cure) {
+  const auto refuse_unless = [&](bool condition, std::string_view name, double given,
+                                 std::string_view expected) {
+    require(condition, [&] {
+      std::ostringstream what;
+      what << "the " << name << " is " << given << ", and " << expected << " was expected";
+      return ErrorMessage(code).where(where).what(what.str()).cure(cure);
+    });
+  };
+  const auto largest = static_cast<double>(std::numeric_limits<float>::max());
+  const auto interval = static_cast<double>(state.growth_interval);
+  refuse_unless(state.scale > 0 && state.scale <= largest, "scale", state.scale,
+                "a positive float32");
+  refuse_unless(state.growth_factor > 1 && std::isfinite(state.growth_factor), "growth factor",
+                state.growth_factor, "a finite number above 1");
+  refuse_unless(state.backoff_factor > 0 && state.backoff_factor < 1, "backoff factor",
+                state.backoff_factor, "a number between 0 and 1");
+  refuse_unless(state.growth_interval >= 1, "growth interval", interval, "1 at least");
+  // Beyond the interval the scale would never grow again, in silence.
+  refuse_unless(state.growth_tracker >= 0 && state.growth_tracker < state.growth_interval &&
+                    state.growth_tracker <= std::numeric_limits<std::int32_t>::max(),
+                "growth tracker", static_cast<double>(state.growth_tracker),
+                "a count below the growth interval");
+}
+
+}  // namespace remat::detail
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+namespace remat::detail {
+
+using OperatorHandle = c10::OperatorHandle;
+using Stack = torch::jit::Stack;
+using RecordFunction = void (*)(const OperatorHandle&, c10::DispatchKeySet, Stack*);
+
+/// The dispatch key on which the recorder sits: below autograd and autocast, above the factories'
+/// BackendSelect, with no kernel and no fallback in LibTorch 1.13 to 2.13. Newer headers reserve
+/// it, so `register_recorder` asks first.
+inline constexpr c10::DispatchKey recorder_key = c10::DispatchKey::Fake;
+
+/// Everything below the recorder, to pass an operation on.
+inline c10::DispatchKeySet below_recorder(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, recorder_key);
+}
+
+/// What a recompute must not meet again: autograd and its version counters, autocast (recorded
+/// arguments are already cast), the recorder.
+inline c10::DispatchKeySet keys_above_recompute() {
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+         c10::DispatchKeySet(recorder_key);
+}
+
+/// Puts `record` on the recorder's key for the rest of the process; false when somebody else holds
+/// the key.
+template <RecordFunction record>
+bool register_recorder() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(recorder_key)) return false;
+  // Never destroyed, on purpose: that would deregister, and regions may outlive any static object.
+  // A static pointer, so that leak checkers see it held.
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<record>());
+  return true;
+}
+
+}  // namespace remat::detail
+
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/isfinite.h>
+
+namespace remat::detail {
+
+/// Whether LibTorch has its loss scaling kernels for this device. On the CPU they are absent from
+/// 1.13, whose `at::_amp_update_scale_` then throws.
+inline bool has_loss_scaling_kernels(c10::Device device) {
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::_amp_update_scale_", ""});
+  return op.has_value() && op->hasKernelForDispatchKey(
+                               c10::computeDispatchKey(at::kFloat, at::kStrided, device.type()));
+}
+
+/// As LibTorch's kernel of that name, by ordinary operations: sets `found_inf` to 1 where an entry
+/// is infinite or not a number, and multiplies by `inv_scale`.
+inline void check_and_unscale_by_operations(std::vector<at::Tensor>& grads, at::Tensor& found_inf,
+                                            const at::Tensor& inv_scale) {
+  for (at::Tensor& grad : grads) {
+    if (!at::isfinite(grad).all().item<bool>()) found_inf.fill_(1);
+    // The kernel multiplies in float32 and rounds once; `mul_` would round the factor, too.
+    if (grad.element_size() < inv_scale.element_size())
+      grad.copy_(grad.to(inv_scale.scalar_type()).mul(inv_scale));
+    else
+      grad.mul_(inv_scale);
+  }
+}
+
+/// As LibTorch's kernel of that name: the factor is applied in double and rounded once, and the
+/// scale does not grow past float32.
+inline void update_scale_by_operations(at::Tensor& scale, at::Tensor& growth_tracker,
+                                       const at::Tensor& found_inf, double growth_factor,
+                                       double backoff_factor, std::int64_t growth_interval) {
+  const double current = static_cast<double>(scale.item<float>());
+  if (found_inf.item<float>() != 0.0f) {
+    scale.fill_(static_cast<float>(current * backoff_factor));
+    growth_tracker.zero_();
+    return;
+  }
+  const std::int64_t successes = std::int64_t{growth_tracker.item<std::int32_t>()} + 1;
+  if (successes != growth_interval) {
+    growth_tracker.fill_(successes);
+    return;
+  }
+  const auto grown = static_cast<float>(current * growth_factor);
+  if (std::isfinite(grown)) scale.fill_(grown);
+  growth_tracker.zero_();
+}
+
+/// Divides gradients of one device and dtype by the scale, and notes whether all are finite.
+///
+/// @param grads      dense
+/// @param found_inf  float32 of one element, as `inv_scale`, on the gradients' device
+inline void check_and_unscale(std::vector<at::Tensor>& grads, at::Tensor& found_inf,
+                              const at::Tensor& inv_scale) {
+  if (has_loss_scaling_kernels(found_inf.device()))
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale);
+  else
+    check_and_unscale_by_operations(grads, found_inf, inv_scale);
+}
+
+/// Moves the scale after a step: back where infinities were found, up after `growth_interval` clean
+/// ones.
+///
+/// @param growth_tracker  int32 of one element: clean steps since the scale changed
+inline void update_scale(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf,
+                         double growth_factor, double backoff_factor,
+                         std::int64_t growth_interval) {
+  if (has_loss_scaling_kernels(scale.device()))
+    at::_amp_update_scale_(scale, growth_tracker, found_inf, growth_factor, backoff_factor,
+                           growth_interval);
+  else
+    update_scale_by_operations(scale, growth_tracker, found_inf, growth_factor, backoff_factor,
+                               growth_interval);
+}
+
+}  // namespace remat::detail
+
+// nn.hpp comes first: clip_grad.h names torch::Tensor without declaring it.
+
+// tensor.hpp comes first: it holds the cure for the include order of LibTorch 1.13 with Clang.
+
 #include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
@@ -482,6 +955,338 @@ inline bool has_trainable_parameter(const torch::nn::Module& module) {
 }  // namespace detail
 
 }  // namespace remat
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/optimizer.h>
+
+namespace remat::amp {
+
+/// Keeps small gradients from vanishing in float16: scales the loss, unscales the gradients, skips
+/// steps whose gradients are infinite, and adapts the scale. Python's `torch.amp.GradScaler`.
+///
+/// ```
+/// scaler.scale(loss).backward();
+/// scaler.clip_grad_norm_(optimizer, 1.0);   // or unscale_, or neither
+/// scaler.step(optimizer);                   // each optimizer once
+/// scaler.update();                          // once per iteration
+/// ```
+/// The arithmetic is Python's, so the scales of a training are the same to the bit, also on the CPU
+/// with LibTorch 1.13, which has no kernels for it.
+///
+/// @par Threads  none of its own; use from one thread at a time
+/// @par Source   Micikevicius et al., Mixed Precision Training (2017), section 3.2
+class GradScaler {
+ public:
+  /// @param device  where the scale is kept: that of the loss
+  /// @throws ArgumentError     if a factor or the interval makes no sense
+  /// @throws EnvironmentError  if it is enabled and LibTorch sees no such device
+  explicit GradScaler(c10::Device device, const GradScalerOptions& options = {})
+      : device_(device),
+        is_enabled_(options.enabled),
+        settings_{options.init_scale, options.growth_factor, options.backoff_factor,
+                  options.growth_interval, 0} {
+    if (!is_enabled_) return;
+    remat::detail::require_sensible(settings_, "remat.grad_scaler.options", "GradScaler",
+                                    "Use Python's defaults: 65536, 2, 0.5 and 2000");
+    if (!remat::detail::has_device(device.type()))
+      throw EnvironmentError(ErrorMessage("remat.grad_scaler.no_device")
+                                 .where("GradScaler on " + device.str())
+                                 .what("LibTorch sees no such device")
+                                 .cure("Give the device of the loss, or enabled = false"));
+  }
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
+
+  /// Returns the loss times the scale, with its history; the loss itself if disabled.
+  torch::Tensor scale(const torch::Tensor& loss) {
+    if (!is_enabled_) return loss;
+    if (!scale_.defined()) make_tensors();
+    return loss * scale_.to(loss.device(), /*non_blocking=*/true);
+  }
+  /// Returns each loss times the scale.
+  std::vector<torch::Tensor> scale(const std::vector<torch::Tensor>& losses) {
+    std::vector<torch::Tensor> scaled;
+    scaled.reserve(losses.size());
+    for (const torch::Tensor& loss : losses) scaled.push_back(scale(loss));
+    return scaled;
+  }
+
+  /// Divides the gradients of an optimizer's parameters by the scale, once per iteration, so that
+  /// they can be inspected or edited before `step`, which otherwise does it.
+  ///
+  /// @throws ArgumentError  if it was done already, if the optimizer has been stepped since the
+  ///                        last `update`, if no loss was scaled, or if a gradient is float16: then
+  ///                        no gradient is changed
+  void unscale_(torch::optim::Optimizer& optimizer) {
+    if (!is_enabled_) return;
+    require_scaled("unscale_");
+    Progress& progress = progress_[&optimizer];
+    require(progress.stage != Stage::unscaled, [] {
+      return ErrorMessage("remat.grad_scaler.unscaled_twice")
+          .where("GradScaler::unscale_")
+          .what("this optimizer's gradients were unscaled already since the last update()")
+          .cause(
+              "update() was not called at the end of the last iteration, perhaps because its "
+              "step was skipped by hand")
+          .cure("Call update() at the end of every iteration, and unscale_ at most once in it");
+    });
+    require(progress.stage != Stage::stepped, [] {
+      return ErrorMessage("remat.grad_scaler.unscaled_late")
+          .where("GradScaler::unscale_")
+          .what("this optimizer was stepped already since the last update()")
+          .cause(
+              "unscale_ comes after step, or update() is missing at the end of the last "
+              "iteration")
+          .cure("Call unscale_, then step, then update()");
+    });
+    progress.found_inf = unscale_gradients(optimizer);
+    progress.stage = Stage::unscaled;
+  }
+
+  /// Unscales the gradients if that is still to be done, then scales them down together so that
+  /// their norm is at most `max_norm`.
+  ///
+  /// @return  the norm before, of the unscaled gradients
+  /// @throws ArgumentError  as `unscale_`
+  double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                         double norm_type = 2) {
+    if (is_enabled_ && progress_[&optimizer].stage != Stage::unscaled) unscale_(optimizer);
+    std::vector<torch::Tensor> parameters;
+    for (const auto& group : optimizer.param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
+  }
+
+  /// Unscales the gradients unless that was done, and steps the optimizer if all of them are
+  /// finite.
+  ///
+  /// @param closure  only without scaling, as in Python
+  /// @return  whether the optimizer was stepped
+  /// @throws ArgumentError  if it was stepped already since the last `update`, if no loss was
+  ///                        scaled, if no parameter has a gradient, or for a closure
+  bool step(torch::optim::Optimizer& optimizer,
+            torch::optim::Optimizer::LossClosure closure = nullptr) {
+    if (!is_enabled_) {
+      optimizer.step(std::move(closure));
+      return true;
+    }
+    require_steppable(optimizer, closure != nullptr);
+    Progress& progress = progress_[&optimizer];
+    if (progress.stage == Stage::ready) unscale_(optimizer);
+    require(!progress.found_inf.empty(), [] { return no_checks("step"); });
+
+    float found = 0;
+    for (const torch::Tensor& found_inf : progress.found_inf) found += found_inf.item<float>();
+    const bool is_finite = found == 0.0f;
+    if (is_finite) optimizer.step();
+    progress.stage = Stage::stepped;
+    return is_finite;
+  }
+
+  /// Ends an iteration: moves the scale back if a step was skipped, and up after `growth_interval`
+  /// iterations without one.
+  ///
+  /// @param new_scale  replaces the scale instead; the count of clean steps goes on
+  /// @throws ArgumentError  if nothing was unscaled or stepped since the last `update`, or if
+  ///                        `new_scale` is not positive and finite
+  void update(std::optional<double> new_scale = {}) {
+    if (!is_enabled_) return;
+    require_scaled("update");
+    if (new_scale.has_value()) {
+      GradScalerState wanted = settings_;
+      wanted.scale = *new_scale;
+      remat::detail::require_sensible(wanted, "remat.grad_scaler.new_scale", "GradScaler::update",
+                                      "Give a positive scale, or none to let it adapt");
+      scale_.fill_(*new_scale);
+    } else {
+      torch::Tensor found_inf = found_anywhere();
+      remat::detail::update_scale(scale_, growth_tracker_, found_inf, settings_.growth_factor,
+                                  settings_.backoff_factor, settings_.growth_interval);
+    }
+    progress_.clear();
+  }
+
+  /// Returns the scale; 1 if disabled. Waits for an accelerator.
+  double get_scale() const {
+    if (!is_enabled_) return 1;
+    return scale_.defined() ? static_cast<double>(scale_.item<float>()) : settings_.scale;
+  }
+
+  bool is_enabled() const noexcept { return is_enabled_; }
+
+  /// Returns what `load_state` takes; call it after `update`. All zero if disabled.
+  GradScalerState state() const {
+    if (!is_enabled_) return {};
+    GradScalerState state = settings_;
+    state.scale = get_scale();
+    if (growth_tracker_.defined()) state.growth_tracker = growth_tracker_.item<std::int32_t>();
+    return state;
+  }
+
+  /// Goes on from a saved state; nothing if disabled.
+  ///
+  /// @throws ArgumentError  if no scaler can have saved that: then nothing is changed
+  void load_state(const GradScalerState& state) {
+    if (!is_enabled_) return;
+    require(state != GradScalerState{}, [] {
+      return ErrorMessage("remat.grad_scaler.state")
+          .where("GradScaler::load_state")
+          .what("the state is empty")
+          .cause("it was saved from a disabled scaler, or never filled")
+          .cure("Start with a new scaler");
+    });
+    remat::detail::require_sensible(state, "remat.grad_scaler.state", "GradScaler::load_state",
+                                    "Load what state() returned");
+    settings_ = state;
+    if (!scale_.defined()) return;
+    scale_.fill_(state.scale);
+    growth_tracker_.fill_(state.growth_tracker);
+  }
+
+ private:
+  enum class Stage { ready, unscaled, stepped };
+
+  /// How far an optimizer is in this iteration.
+  struct Progress {
+    Stage stage = Stage::ready;
+    std::vector<torch::Tensor> found_inf;  // one per device
+  };
+
+  /// Gradients that one call of the kernel takes.
+  struct Batch {
+    c10::Device device;
+    c10::ScalarType dtype;
+    std::vector<torch::Tensor> grads;
+  };
+
+  static ErrorMessage no_checks(std::string_view function) {
+    return ErrorMessage("remat.grad_scaler.no_checks")
+        .where("GradScaler::" + std::string(function))
+        .what("No inf checks were recorded: no gradient was unscaled since the last update()")
+        .cause(
+            "backward was not called, the optimizer holds other parameters, or step() is "
+            "missing")
+        .cure("Call scale(loss).backward(), then step(optimizer), then update()");
+  }
+
+  void require_scaled(std::string_view function) const {
+    require(scale_.defined(), [&] {
+      return ErrorMessage("remat.grad_scaler.not_scaled")
+          .where("GradScaler::" + std::string(function))
+          .what("no loss was scaled before")
+          .cause("backward was called on the bare loss")
+          .cure("Call scale(loss).backward()");
+    });
+  }
+
+  void require_steppable(const torch::optim::Optimizer& optimizer, bool has_closure) const {
+    require(!has_closure, [] {
+      return ErrorMessage("remat.grad_scaler.closure")
+          .where("GradScaler::step")
+          .what("a closure was given, and none can be run while scaling is enabled")
+          .cause("it would make new gradients, scaled ones, inside the step")
+          .cure("Use an optimizer that needs none, or a scaler with enabled = false");
+    });
+    require_scaled("step");
+    const auto found = progress_.find(&optimizer);
+    require(found == progress_.end() || found->second.stage != Stage::stepped, [] {
+      return ErrorMessage("remat.grad_scaler.stepped_twice")
+          .where("GradScaler::step")
+          .what("this optimizer was stepped already since the last update()")
+          .cause("update() is missing at the end of the last iteration")
+          .cure("Call update() once per iteration, after the steps of all optimizers");
+    });
+  }
+
+  static void require_unscalable(const torch::Tensor& parameter, std::size_t group,
+                                 std::size_t index) {
+    const torch::Tensor& grad = parameter.grad();
+    require(grad.scalar_type() != c10::ScalarType::Half, [&] {
+      std::ostringstream what;
+      what << "parameter " << index << " of group " << group << ", " << parameter.sizes()
+           << ", has a gradient of float16, and float32 was expected";
+      return ErrorMessage("remat.grad_scaler.half_gradient")
+          .where("GradScaler::unscale_")
+          .what(what.str())
+          .cause("the whole model was turned to float16")
+          .cure("Leave the parameters in float32 and run forward under remat::amp::Autocast");
+    });
+  }
+
+  void make_tensors() {
+    const at::NoGradGuard no_grad;
+    const auto options = at::TensorOptions().device(device_);
+    scale_ = at::empty({}, options.dtype(at::kFloat)).fill_(settings_.scale);
+    growth_tracker_ = at::empty({}, options.dtype(at::kInt)).fill_(settings_.growth_tracker);
+  }
+
+  static std::vector<Batch> batches_of(torch::optim::Optimizer& optimizer) {
+    std::vector<Batch> batches;
+    const auto& groups = optimizer.param_groups();
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      const auto& parameters = groups[group].params();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        torch::Tensor grad = parameters[i].grad();
+        if (!grad.defined()) continue;
+        require_unscalable(parameters[i], group, i);
+        if (grad.is_sparse()) grad = grad._values();
+        add_to_batch(batches, std::move(grad));
+      }
+    }
+    return batches;
+  }
+
+  static void add_to_batch(std::vector<Batch>& batches, torch::Tensor grad) {
+    for (Batch& batch : batches) {
+      if (batch.device != grad.device() || batch.dtype != grad.scalar_type()) continue;
+      batch.grads.push_back(std::move(grad));
+      return;
+    }
+    batches.push_back({grad.device(), grad.scalar_type(), {std::move(grad)}});
+  }
+
+  /// Returns one flag per device.
+  std::vector<torch::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer) const {
+    const at::NoGradGuard no_grad;
+    std::vector<Batch> batches = batches_of(optimizer);
+    // In double, since a float's reciprocal may be rounded differently on some devices.
+    const torch::Tensor inv_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+    std::vector<torch::Tensor> flags;
+    for (Batch& batch : batches) {
+      std::size_t i = 0;
+      while (i < flags.size() && flags[i].device() != batch.device) ++i;
+      if (i == flags.size())
+        flags.push_back(
+            at::empty({}, at::TensorOptions().dtype(at::kFloat).device(batch.device)).zero_());
+      remat::detail::check_and_unscale(batch.grads, flags[i],
+                                       inv_scale.to(batch.device, /*non_blocking=*/true));
+    }
+    return flags;
+  }
+
+  torch::Tensor found_anywhere() const {
+    const at::NoGradGuard no_grad;
+    torch::Tensor sum;
+    for (const auto& [optimizer, progress] : progress_)
+      for (const torch::Tensor& flag : progress.found_inf) {
+        const torch::Tensor here = flag.to(scale_.device(), /*non_blocking=*/true);
+        sum = sum.defined() ? sum + here : here;
+      }
+    require(sum.defined(), [] { return no_checks("update"); });
+    return sum;
+  }
+
+  c10::Device device_;
+  bool is_enabled_;
+  GradScalerState settings_;  // its scale and tracker hold until the tensors are made
+  torch::Tensor scale_, growth_tracker_;
+  std::map<const torch::optim::Optimizer*, Progress> progress_;
+};
+
+}  // namespace remat::amp
+
+#include <cstdio>
+#include <memory>
 
 #include <ATen/TensorIndexing.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
@@ -897,9 +1702,7 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
 }  // namespace remat
 
 #include <algorithm>
-#include <map>
 #include <ostream>
-#include <vector>
 
 #include <initializer_list>
 
@@ -1001,48 +1804,6 @@ inline constexpr bool is_nondeterministic_on_accelerators(std::string_view name)
                       "aten::upsample_bilinear2d",
                       "aten::upsample_bicubic2d",
                       "aten::adaptive_max_pool2d"});
-}
-
-}  // namespace remat::detail
-
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
-
-namespace remat::detail {
-
-using OperatorHandle = c10::OperatorHandle;
-using Stack = torch::jit::Stack;
-using RecordFunction = void (*)(const OperatorHandle&, c10::DispatchKeySet, Stack*);
-
-/// The dispatch key on which the recorder sits: below autograd and autocast, above the factories'
-/// BackendSelect, with no kernel and no fallback in LibTorch 1.13 to 2.13. Newer headers reserve
-/// it, so `register_recorder` asks first.
-inline constexpr c10::DispatchKey recorder_key = c10::DispatchKey::Fake;
-
-/// Everything below the recorder, to pass an operation on.
-inline c10::DispatchKeySet below_recorder(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, recorder_key);
-}
-
-/// What a recompute must not meet again: autograd and its version counters, autocast (recorded
-/// arguments are already cast), the recorder.
-inline c10::DispatchKeySet keys_above_recompute() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-         c10::DispatchKeySet(recorder_key);
-}
-
-/// Puts `record` on the recorder's key for the rest of the process; false when somebody else holds
-/// the key.
-template <RecordFunction record>
-bool register_recorder() {
-  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(recorder_key)) return false;
-  // Never destroyed, on purpose: that would deregister, and regions may outlive any static object.
-  // A static pointer, so that leak checkers see it held.
-  static auto* library =
-      new torch::Library(torch::Library::IMPL, "_", recorder_key, __FILE__, __LINE__);
-  library->fallback(torch::CppFunction::makeFromBoxedFunction<record>());
-  return true;
 }
 
 }  // namespace remat::detail
@@ -1214,7 +1975,6 @@ inline const OperatorTraits& traits_of(const OperatorHandle& handle) {
 
 }  // namespace remat::detail
 
-#include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 
 #include <cstring>
@@ -1309,8 +2069,6 @@ void draw_again(const RandomState& random, c10::IValue* given, Draw draw) {
 }
 
 }  // namespace remat::detail
-
-#include <limits>
 
 namespace remat::detail {
 
@@ -1713,7 +2471,6 @@ class ThreadCountGuard {
 
 }  // namespace remat::detail
 
-#include <array>
 #include <compare>
 
 namespace remat {
@@ -5366,69 +6123,6 @@ inline const PublishedModel& published_model(std::string_view name) {
 #include <unordered_map>
 #include <unordered_set>
 
-#include <c10/core/ScalarType.h>
-
-namespace remat::detail {
-
-/// Asks for one enumerator that only newer LibTorch versions have.
-template <class Ask>
-constexpr std::optional<c10::ScalarType> newer_type(Ask ask) {
-  if constexpr (requires { ask(std::type_identity<c10::ScalarType>{}); })
-    return ask(std::type_identity<c10::ScalarType>{});
-  else
-    return std::nullopt;
-}
-
-using NamedType = std::pair<std::string_view, std::optional<c10::ScalarType>>;
-
-#define REMAT_NEWER_TYPE(name)                                       \
-  newer_type([](auto type) -> decltype(decltype(type)::type::name) { \
-    return decltype(type)::type::name;                               \
-  })
-
-/// Python's names of the dtypes that tensors of LibTorch can have, here or in a newer version.
-inline constexpr std::array kNamedTypes{
-    NamedType{"float32", c10::ScalarType::Float},
-    NamedType{"float64", c10::ScalarType::Double},
-    NamedType{"float16", c10::ScalarType::Half},
-    NamedType{"bfloat16", c10::ScalarType::BFloat16},
-    NamedType{"int64", c10::ScalarType::Long},
-    NamedType{"int32", c10::ScalarType::Int},
-    NamedType{"int16", c10::ScalarType::Short},
-    NamedType{"int8", c10::ScalarType::Char},
-    NamedType{"uint8", c10::ScalarType::Byte},
-    NamedType{"bool", c10::ScalarType::Bool},
-    NamedType{"complex64", c10::ScalarType::ComplexFloat},
-    NamedType{"complex128", c10::ScalarType::ComplexDouble},
-    NamedType{"complex32", c10::ScalarType::ComplexHalf},
-    NamedType{"uint16", REMAT_NEWER_TYPE(UInt16)},
-    NamedType{"uint32", REMAT_NEWER_TYPE(UInt32)},
-    NamedType{"uint64", REMAT_NEWER_TYPE(UInt64)},
-    NamedType{"float8_e4m3fn", REMAT_NEWER_TYPE(Float8_e4m3fn)},
-    NamedType{"float8_e5m2", REMAT_NEWER_TYPE(Float8_e5m2)},
-    NamedType{"float8_e4m3fnuz", REMAT_NEWER_TYPE(Float8_e4m3fnuz)},
-    NamedType{"float8_e5m2fnuz", REMAT_NEWER_TYPE(Float8_e5m2fnuz)},
-    NamedType{"float8_e8m0fnu", REMAT_NEWER_TYPE(Float8_e8m0fnu)},
-};
-
-#undef REMAT_NEWER_TYPE
-
-/// Returns the type that Python calls `torch.<name>`; nothing if tensors cannot have it here.
-inline std::optional<c10::ScalarType> scalar_type(std::string_view name) {
-  for (const auto& [known, type] : kNamedTypes)
-    if (known == name) return type;
-  return std::nullopt;
-}
-
-/// Returns Python's name without `torch.`, or LibTorch's where Python has none.
-inline std::string_view dtype_name(c10::ScalarType type) {
-  for (const auto& [name, known] : kNamedTypes)
-    if (known == type) return name;
-  return c10::toString(type);
-}
-
-}  // namespace remat::detail
-
 #include <fstream>
 #include <system_error>
 
@@ -8612,8 +9306,6 @@ using ConvNeXtLarge = NamedBackbone<ConvNeXt<>, "convnext_large">;
 
 }  // namespace remat
 
-#include <cmath>
-
 namespace remat::blocks {
 
 /// Returns the options of a convolution that keeps the size at stride 1, and that has no bias since
@@ -11009,14 +11701,6 @@ using SwinS = NamedBackbone<SwinTransformer<>, "swin_s">;
 using SwinB = NamedBackbone<SwinTransformer<>, "swin_b">;
 
 }  // namespace remat
-
-#include <torch/version.h>
-
-/// True when the LibTorch at hand is at least `major.minor`. Detection by the compiler is
-/// preferred; this is for behaviour that cannot be detected.
-#define REMAT_LIBTORCH_AT_LEAST(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) ||           \
-   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 // By version and not by __has_include: where both are installed, 1.13's headers lie in the system's
 // include directory, where a newer LibTorch would find them as well.
