@@ -15,11 +15,11 @@ namespace remat::amp {
 struct AutocastOptions {
   /// bfloat16 or float16; unset: what the thread has, which is bfloat16 on the CPU and float16 on
   /// CUDA if no scope around this one says otherwise
-  std::optional<c10::ScalarType> dtype;
+  std::optional<c10::ScalarType> dtype{};
   /// false: operations run in the dtype of their arguments, in an outer scope too
   bool enabled = true;
   /// whether a weight is cast once for the whole scope; unset: as it is, and at first it is on
-  std::optional<bool> cache_enabled;
+  std::optional<bool> cache_enabled{};
 };
 
 /// Runs what LibTorch lists as safe in a lower precision while it lives: Python's `torch.autocast`
