@@ -77,6 +77,22 @@ TEST_CASE("a result of no-grad work and of a factory is kept only while somethin
         }) == 4000 /* result */ + 4000 /* used */);
 }
 
+TEST_CASE("a keep policy is told the bytes of an operation's largest argument, whatever the result's") {
+  const auto x = torch::ones({1000}, torch::requires_grad());
+  std::vector<std::pair<remat::Bytes, remat::Bytes>> told;
+
+  remat::checkpoint(
+      [&](const remat::keep::Operation& operation, remat::Bytes result) {
+        if (operation.name == "aten::cat") told.emplace_back(operation.largest_input, result);
+        return false;
+      },
+      [](const torch::Tensor& t) { return torch::cat({t, t, t}).tanh(); }, x);
+
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].first == remat::Bytes{4000});
+  CHECK(told[0].second == remat::Bytes{12000});
+}
+
 TEST_CASE("keep policies keep exactly what they say") {
   auto x = torch::randn({10, 100}, torch::requires_grad());
   auto w = torch::randn({100, 100}, torch::requires_grad());

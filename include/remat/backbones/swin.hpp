@@ -132,7 +132,8 @@ class SwinTransformerImpl : public FamilyBackbone<SwinTransformerImpl, SwinDesig
     const auto features = register_module("features", torch::nn::ModuleList());
     blocks::SwinEmbedding embedding(options().in_channels, design().width);
     features->push_back(embedding);
-    append("embedding", plain(embedding));
+    // A unit like a layer: left plain, its normalisation would hold a map as large as a layer's.
+    append("embedding", embedding);
     std::int64_t first = 0;
     for (std::size_t stage = 0; stage < design().block_count.size(); ++stage) {
       const std::string number = std::to_string(stage + 1);
@@ -188,10 +189,9 @@ class SwinTransformerImpl : public FamilyBackbone<SwinTransformerImpl, SwinDesig
 };
 
 /// A transformer whose attention looks at windows, which every other layer shifts; its units are
-/// the blocks.
+/// the embedding and the blocks.
 ///
-/// The embedding, the merging between stages and the last normalisation are plain. Images of any
-/// size will do.
+/// The merging between stages and the last normalisation are plain. Images of any size will do.
 ///
 /// @tparam Policy  how the chain of units is checkpointed
 /// @par Source  Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shifted Windows

@@ -75,7 +75,7 @@ class Call {
 
   bool has_tensor = false;
   bool has_opaque = false;            // a tensor without a plain storage
-  std::int64_t largest = 0;           // bytes of the largest tensor
+  std::int64_t largest = 0;           // bytes of the largest tensor among the arguments
   std::optional<c10::Device> device;  // of the first tensor
   c10::SmallVector<const c10::StorageImpl*, 8> sources;
   c10::SmallVector<const c10::StorageImpl*, 2> borrowed;  // those that do not own their memory

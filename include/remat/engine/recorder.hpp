@@ -298,7 +298,7 @@ class Recorder {
       const ValueId made = tape_.define(tensor, id);
       tape_.results.push_back({made, index, position, none});
       made_.emplace_back(made, tensor.storage());
-      call_.largest = std::max(call_.largest, static_cast<std::int64_t>(tensor.nbytes()));
+      largest_made_ = std::max(largest_made_, static_cast<std::int64_t>(tensor.nbytes()));
     });
   }
 
@@ -314,10 +314,11 @@ class Recorder {
   void apply_keep_policy(const Operation& operation) {
     constexpr std::int64_t tiny_share = 64;
     const bool keeps_statistics = process_state().keeps_statistics;
+    const std::int64_t largest = std::max(call_.largest, largest_made_);
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
       made.kept_from_depth =
-          keeps_statistics && made.nbytes * tiny_share <= call_.largest ? 0 : kept_from(made);
+          keeps_statistics && made.nbytes * tiny_share <= largest ? 0 : kept_from(made);
       if (made.kept_from_depth == 0) {
         made.is_shared = true;
         tape_.set_held(id, storage);
@@ -350,6 +351,7 @@ class Recorder {
   Call call_;
   std::size_t first_argument_ = 0;
   std::size_t first_use_ = 0;
+  std::int64_t largest_made_ = 0;  // bytes of the largest result
   c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;
 };
 
