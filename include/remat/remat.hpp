@@ -12,6 +12,7 @@
 #include "remat/nn.hpp"
 #include "remat/plan.hpp"
 #include "remat/policies.hpp"
+#include "remat/training.hpp"
 #include "remat/units.hpp"
 #include "remat/version.hpp"
 #include "remat/weights.hpp"

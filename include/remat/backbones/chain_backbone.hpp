@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -48,6 +49,10 @@ class ChainBackbone : public Backbone {
   const CheckpointedChain& chain() const { return chain_; }
 
   bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
+
+  std::function<void()> remember_checkpointing() override {
+    return chain_->remember_checkpointing();
+  }
 
   void train(bool on = true) override {
     Backbone::train(on);

@@ -35,6 +35,14 @@ inline std::optional<DeviceMemory> device_memory([[maybe_unused]] c10::Device de
   return std::nullopt;
 }
 
+/// The process's accelerator, or the CPU where there is none or LibTorch does not say.
+inline c10::Device device_with_memory() {
+#if REMAT_LIBTORCH_AT_LEAST(2, 9)
+  if (const auto accelerator = at::getAccelerator(false)) return {*accelerator, 0};
+#endif
+  return c10::kCPU;
+}
+
 /// Sets the peaks to the current figures.
 inline void reset_device_peak([[maybe_unused]] c10::Device device) {
 #if REMAT_LIBTORCH_AT_LEAST(2, 9)

@@ -4,6 +4,7 @@
 #include "remat/libtorch/device_memory.hpp"
 #include "remat/units.hpp"
 
+#include <iostream>
 #include <optional>
 #include <ostream>
 #include <sstream>
@@ -45,6 +46,14 @@ inline std::string describe_memory(c10::Device device) {
   else
     out << "not available from this LibTorch; remat::MemoryMeter counts the tensors of a scope";
   return out.str();
+}
+
+/// Writes that line with its end.
+///
+/// @param device  by default the accelerator, or the CPU where there is none
+inline void print_memory_stats(c10::Device device = detail::device_with_memory(),
+                               std::ostream& stream = std::cout) {
+  stream << describe_memory(device) << '\n';
 }
 
 }  // namespace remat

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -105,6 +106,14 @@ class CheckpointedChainImpl : public torch::nn::Module,
     if (std::ranges::find(units, &unit, &detail::ChainUnit::identity) == units.end()) return false;
     planner_.exempt(unit);
     return true;
+  }
+
+  /// Returns what puts the present switch, segment count and measurements back.
+  std::function<void()> remember_checkpointing() override {
+    return [this, is_on = is_enabled_.get(), put_back = planner_.remember()] {
+      put_back();
+      is_enabled_ = is_on;
+    };
   }
 
   /// Returns the plan of the next training forward: by unit count until the units are measured,

@@ -105,6 +105,16 @@ class ChainPlanner {
     if (current_.get() == &measured) current_ = make_plan(chain, measured.units, std::move(costs));
   }
 
+  /// Returns what puts the present segment count and plan back, while this planner lives.
+  std::function<void()> remember() {
+    const std::lock_guard lock(mutex_);
+    return [this, segment_count = segment_count_, current = current_] {
+      const std::lock_guard lock_again(mutex_);
+      segment_count_ = segment_count;
+      current_ = current;
+    };
+  }
+
   /// Takes over the plan of a chain with the same units, which are `units` here.
   void take_over(const ChainPlan& other, const std::vector<ChainUnit>& units) {
     const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,17 @@ class CheckpointToggle {
   virtual bool exempt_unit(const torch::nn::Module& unit) {
     static_cast<void>(unit);
     return false;
+  }
+
+  /// Returns what puts the present switch back when it is called, while this module lives.
+  ///
+  /// A module that plans overrides it, so that its segment count and what it has measured come
+  /// back, too.
+  virtual std::function<void()> remember_checkpointing() {
+    return [this, is_on = is_gradient_checkpointing_enabled()] {
+      if (is_on == is_gradient_checkpointing_enabled()) return;
+      is_on ? enable_gradient_checkpointing() : disable_gradient_checkpointing();
+    };
   }
 
  protected:

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "remat/training/compare_memory.hpp"
+#include "remat/training/memory_report.hpp"
+#include "remat/training/model_state.hpp"
