@@ -13302,6 +13302,15 @@ inline double seconds_of(ModelState& state, const MeasuredStep& step) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// Where checkpointing does not work, both steps would be the same.
+inline void require_engine(const EngineStatus& status) {
+  if (status.is_available) return;
+  throw EnvironmentError(ErrorMessage("remat.memory.engine")
+                             .where("remat::compare_memory")
+                             .what("there is nothing to compare")
+                             .cause(status.reason));
+}
+
 /// Checks what can be checked before a step.
 inline void require_comparable(torch::nn::Module& model, const CompareMemoryOptions& options) {
   require(model.is_training(), [&] {
@@ -13312,12 +13321,7 @@ inline void require_comparable(torch::nn::Module& model, const CompareMemoryOpti
         .cure("Call train() first");
   });
   if (options.segments) require_segment_count(*options.segments, "remat::compare_memory");
-  const EngineStatus status = engine_status();
-  if (!status.is_available)
-    throw EnvironmentError(ErrorMessage("remat.memory.engine")
-                               .where("remat::compare_memory")
-                               .what("there is nothing to compare")
-                               .cause(status.reason));
+  require_engine(engine_status());
 }
 
 inline void switch_on(torch::nn::Module& model, const std::optional<std::int64_t>& segments) {

@@ -5,6 +5,7 @@
 #include "tests/unit/nn/tiny_modules.hpp"
 
 #include <sstream>
+#include <string>
 
 namespace compare_memory_test {
 
@@ -75,6 +76,17 @@ Chain unusual_chain() {
   chain->enable_gradient_checkpointing(2);
   chain->ptr(1)->eval();
   return chain;
+}
+
+TEST_CASE("compare_memory says why checkpointing does not work in this process") {
+  std::string text;
+  try {
+    remat::detail::require_engine({.is_available = false, .reason = "another engine is in front"});
+  } catch (const remat::EnvironmentError& error) {
+    text = error.what();
+  }
+  CHECK(text.starts_with("[remat.memory.engine]"));
+  CHECK(text.find("another engine is in front") != std::string::npos);
 }
 
 }  // namespace compare_memory_test
