@@ -14,7 +14,6 @@
 #include "remat/amp/grad_scaler_state.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/autocast.hpp"
-#include "remat/libtorch/dtypes.hpp"
 #include "remat/libtorch/loss_scaling.hpp"
 #include "remat/libtorch/optimizer.hpp"
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "remat/detail/nearest_names.hpp"
@@ -122,6 +123,13 @@ inline constexpr auto kPublishedModels = std::to_array<PublishedModel>({
     {"maxvit_t", 30'919'624, 512, "maxvit_t-bc5ab103.pth", "IMAGENET1K_V1",
      imagenet(224, 224, Interpolation::kBicubic)},
 });
+
+/// Spellings without an underscore that people use as well.
+inline constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kBackboneAliases{{
+    {"mobilenetv2", "mobilenet_v2"},
+    {"mobilenetv3_small", "mobilenet_v3_small"},
+    {"mobilenetv3_large", "mobilenet_v3_large"},
+}};
 
 }  // namespace detail
 

@@ -77,13 +77,6 @@ inline const std::vector<BackboneEntry>& backbone_entries() {
   return entries;
 }
 
-/// Spellings without an underscore that people use as well.
-inline constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kBackboneAliases{{
-    {"mobilenetv2", "mobilenet_v2"},
-    {"mobilenetv3_small", "mobilenet_v3_small"},
-    {"mobilenetv3_large", "mobilenet_v3_large"},
-}};
-
 /// Returns the entry of that name or alias.
 ///
 /// @throws ArgumentError  with the nearest names if there is none

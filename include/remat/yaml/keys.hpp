@@ -45,7 +45,7 @@ namespace detail {
 inline std::vector<std::string_view> backbone_names() {
   std::vector<std::string_view> names;
   for (const PublishedModel& model : kPublishedModels) names.push_back(model.name);
-  names.insert(names.end(), {"mobilenetv2", "mobilenetv3_small", "mobilenetv3_large"});
+  for (const auto& [alias, full_name] : kBackboneAliases) names.push_back(alias);
   return names;
 }
 

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <system_error>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -84,20 +85,20 @@ inline bool is_in_range(const ConfigKey& key, double number) {
   return is_enough && number <= key.most && std::isfinite(number);
 }
 
-inline ValueProblem wrong_type(const ConfigKey& key, const std::string& given,
-                               std::string cure = {}) {
+/// Says what was given and what was expected.
+inline ValueProblem unexpected(std::string code, const ConfigKey& key, const std::string& given,
+                               std::string cure) {
   return {
-      "remat.config.type",
+      std::move(code),
       "\"" + std::string(key.name) + "\" is " + given + ", " + expected_text(key) + " was expected",
       std::move(cure)};
 }
-
-inline ValueProblem out_of_range(const ConfigKey& key, const std::string& given,
-                                 std::string cure = {}) {
-  return {
-      "remat.config.range",
-      "\"" + std::string(key.name) + "\" is " + given + ", " + expected_text(key) + " was expected",
-      std::move(cure)};
+inline ValueProblem wrong_type(const ConfigKey& key, const std::string& given,
+                               std::string cure = {}) {
+  return unexpected("remat.config.type", key, given, std::move(cure));
+}
+inline ValueProblem out_of_range(const ConfigKey& key, const std::string& given) {
+  return unexpected("remat.config.range", key, given, {});
 }
 
 inline std::optional<ValueProblem> assign(const ConfigKey& key, bool& target,
