@@ -18,6 +18,7 @@
 #include "train/durable_file.hpp"
 #include "train/stop_signal.hpp"
 #include "train/trainer.hpp"
+#include "train/user_error.hpp"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "remat/yaml.hpp"
-#include "train/image.hpp"
+#include "train/user_error.hpp"
 
 namespace train {
 

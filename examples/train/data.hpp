@@ -14,6 +14,7 @@
 #include "remat/yaml.hpp"
 #include "train/cases.hpp"
 #include "train/image_folder.hpp"
+#include "train/user_error.hpp"
 
 namespace train {
 

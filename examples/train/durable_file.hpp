@@ -14,7 +14,7 @@
 #include <system_error>
 
 #include "remat/weights/safetensors.hpp"
-#include "train/image.hpp"
+#include "train/user_error.hpp"
 
 namespace train {
 

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "train/user_error.hpp"
+
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC
 #define STBI_ONLY_PNG

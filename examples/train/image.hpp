@@ -3,17 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace train {
-
-/// Reports a mistake in arguments, configuration or data: the user's to mend.
-class UserError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 /// An image as its file has it, in three colours.
 struct Image {

@@ -15,6 +15,7 @@
 
 #include "train/cases.hpp"
 #include "train/image.hpp"
+#include "train/user_error.hpp"
 
 namespace train {
 

@@ -18,14 +18,14 @@ struct Precision {
     return device.is_cpu() ? torch::kBFloat16 : torch::kHalf;
   }
   remat::amp::GradScalerOptions scaler() const { return {.enabled = is_mixed && !device.is_cpu()}; }
-  /// Calls `compute` in this precision.
+  /// Computes a tensor in this precision, and returns it in float32.
   template <class Compute>
-  auto run(Compute compute) const {
+  torch::Tensor run(Compute compute) const {
     if (!is_mixed) return compute();
     remat::amp::AutocastOptions options;
     options.dtype = dtype();
     const remat::amp::Autocast autocast(device.type(), options);
-    return compute();
+    return compute().to(torch::kFloat32);
   }
 };
 

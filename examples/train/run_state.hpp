@@ -16,7 +16,7 @@
 #include "remat/weights/safetensors.hpp"
 #include "remat/yaml.hpp"
 #include "train/durable_file.hpp"
-#include "train/image.hpp"
+#include "train/user_error.hpp"
 #include "train/optimizer.hpp"
 
 namespace train {

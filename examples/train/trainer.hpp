@@ -31,6 +31,7 @@
 #include "train/run_state.hpp"
 #include "train/schedule.hpp"
 #include "train/stop_signal.hpp"
+#include "train/user_error.hpp"
 #include "train/validation.hpp"
 
 namespace train {
@@ -196,7 +197,7 @@ class Trainer {
     if (!read) throw std::logic_error("the loader ended before the epoch");
     const Batch batch = read->to(precision_.device);
     images_ += batch.images.numel() / (3 * config_.data.image_size * config_.data.image_size);
-    const auto logits = precision_.run([&] { return network_.forward(batch); }).to(torch::kFloat32);
+    const auto logits = precision_.run([&] { return network_.forward(batch); });
     const auto options = torch::nn::functional::CrossEntropyFuncOptions().label_smoothing(
         config_.training.label_smoothing);
     return {torch::nn::functional::cross_entropy(logits, batch.labels, options), batch.size()};

@@ -35,7 +35,7 @@ inline std::optional<Score> validate(Network& network, Loader& loader, const Pre
   while (const std::optional<Batch> read = loader.next()) {
     if (StopSignal::received() != 0) break;
     const Batch batch = read->to(precision.device);
-    const auto logits = precision.run([&] { return network.forward(batch); }).to(torch::kFloat32);
+    const auto logits = precision.run([&] { return network.forward(batch); });
     score.loss += torch::cross_entropy_loss(logits, batch.labels).item<double>() *
                   static_cast<double>(batch.size());
     score.accuracy += logits.argmax(1).eq(batch.labels).sum().item<double>();
