@@ -8,6 +8,7 @@
 #   setup_header HEADER PACKAGE    a header-only or small library of the system
 #   setup_trainer_libraries        what examples/train and the optional headers need
 #   configure BUILD_DIR PRESET [CMAKE_ARGUMENT...]
+#   run_example NAME [ARGUMENT...] builds an example, optimised, and becomes it
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 venv="$root/build/venv"
@@ -168,4 +169,13 @@ configure() {
   (cd "$root" && cmake --preset "$preset" -B "$build_dir" "${launcher[@]}" \
     -D "CMAKE_PREFIX_PATH=$LIBTORCH_PREFIX" \
     -D "Torch_DIR=$(torch_config_dir "$LIBTORCH_PREFIX")" "$@")
+}
+
+run_example() {
+  local name="$1" build_dir="$root/build/release-$LIBTORCH_VERSION"
+  shift
+  say "LibTorch $LIBTORCH_VERSION"
+  configure "$build_dir" release -D REMAT_BUILD_BENCHMARKS=OFF
+  cmake --build "$build_dir" --target "$name"
+  exec "$(find "$build_dir/examples" -name "$name" -type f -perm -u+x | head -n 1)" "$@"
 }
