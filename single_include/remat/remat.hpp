@@ -34,6 +34,7 @@
 //   remat/engine/tape.hpp
 //   remat/libtorch/autograd.hpp
 //   remat/engine/process.hpp
+//   remat/libtorch/allocator.hpp
 //   remat/engine/recompute.hpp
 //   remat/engine/materialise.hpp
 //   remat/engine/saved_tensor.hpp
@@ -127,7 +128,6 @@
 //   remat/plan/graph.hpp
 //   remat/engine/graph_of.hpp
 //   remat/explain.hpp
-//   remat/libtorch/allocator.hpp
 //   remat/memory/meter.hpp
 //   remat/libtorch/device_memory.hpp
 //   remat/memory/stats.hpp
@@ -3105,7 +3105,80 @@ inline void allow_recompute(std::string name) {
 
 }  // namespace remat
 
+// First, for Clang: see libtorch/tensor.hpp.
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 namespace remat::detail {
+
+/// Receives each allocation and release that LibTorch's allocators report on the thread it was set
+/// on, and on the threads of backward passes that are started there; and when a recompute begins
+/// and ends there.
+class REMAT_VISIBLE AllocationListener : public c10::MemoryReportingInfoBase {
+ public:
+  /// @param block  the memory; it may be null where an allocator does not say
+  /// @param bytes  negative for a release
+  virtual void changed(const void* block, std::int64_t bytes, c10::Device device) = 0;
+
+  virtual void recompute_begins() {}
+  /// @param operation_count  how many ran again; 0 if one of them failed
+  virtual void recompute_ended(std::int64_t /*operation_count*/) {}
+
+  // The signature differs between versions; the one that matches overrides, and `override` would
+  // refuse the other.
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
+  virtual void reportMemoryUsage(void* block, std::int64_t bytes, std::int64_t, std::int64_t,
+                                 c10::Device device) {
+    changed(block, bytes, device);
+  }
+  virtual void reportMemoryUsage(void* block, std::int64_t bytes, std::size_t, std::size_t,
+                                 c10::Device device) {
+    changed(block, bytes, device);
+  }
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+/// The listener that is set on this thread; null if there is none, or a profiler took its place.
+inline AllocationListener* allocation_listener() {
+  return dynamic_cast<AllocationListener*>(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+}
+
+/// Sets a listener for the life of the guard. It takes the profiler's place: the inner one wins.
+class AllocationListenerGuard {
+ public:
+  explicit AllocationListenerGuard(std::shared_ptr<AllocationListener> listener)
+      : guard_(c10::DebugInfoKind::PROFILER_STATE, std::move(listener)) {}
+
+ private:
+  c10::DebugInfoGuard guard_;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Shows whoever listens to allocations where a recompute begins and ends.
+struct RecomputeMark {
+  RecomputeMark() {
+    if (listener != nullptr) listener->recompute_begins();
+  }
+  ~RecomputeMark() {
+    if (listener != nullptr) listener->recompute_ended(operation_count);
+  }
+  RecomputeMark(const RecomputeMark&) = delete;
+  RecomputeMark& operator=(const RecomputeMark&) = delete;
+
+  AllocationListener* listener = allocation_listener();
+  std::int64_t operation_count = 0;
+};
 
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
@@ -3125,6 +3198,7 @@ class Slice {
   c10::Storage run(bool lends) {
     collect();
     {
+      RecomputeMark mark;
       c10::impl::ExcludeDispatchKeyGuard below(keys_above_recompute());
       // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and
       // only operations that ran with it on are recorded. No graph arises: autograd's keys are
@@ -3133,6 +3207,7 @@ class Slice {
       const ThreadCountGuard threads(tape_.thread_count);
       for (const OperationId id : order_)
         run_operation(tape_.operations[static_cast<std::size_t>(id)]);
+      mark.operation_count = static_cast<std::int64_t>(order_.size());
     }
     process_state().recomputed += static_cast<std::int64_t>(order_.size());
     return commit(lends);
@@ -12467,51 +12542,6 @@ Graph explain(Function&& fn, Inputs&&... inputs) {
 
 }  // namespace remat
 
-// First, for Clang: see libtorch/tensor.hpp.
-
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-
-namespace remat::detail {
-
-/// Receives each allocation and release that LibTorch's allocators report on the thread it was set
-/// on, and on the threads of backward passes that are started there.
-class AllocationListener : public c10::MemoryReportingInfoBase {
- public:
-  virtual void changed(std::int64_t bytes, c10::Device device) = 0;
-
-  // The signature differs between versions; the one that matches overrides, and `override` would
-  // refuse the other.
-#ifdef __clang__
-#pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Winconsistent-missing-override"
-#endif
-  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::int64_t, std::int64_t,
-                                 c10::Device device) {
-    changed(bytes, device);
-  }
-  virtual void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
-                                 c10::Device device) {
-    changed(bytes, device);
-  }
-#ifdef __clang__
-#pragma clang diagnostic pop
-#endif
-  bool memoryProfilingEnabled() const override { return true; }
-};
-
-/// Sets a listener for the life of the guard. It takes the profiler's place: the inner one wins.
-class AllocationListenerGuard {
- public:
-  explicit AllocationListenerGuard(std::shared_ptr<AllocationListener> listener)
-      : guard_(c10::DebugInfoKind::PROFILER_STATE, std::move(listener)) {}
-
- private:
-  c10::DebugInfoGuard guard_;
-};
-
-}  // namespace remat::detail
-
 namespace remat {
 
 /// Measures the bytes of tensors that are allocated while it lives, exact and the same in every
@@ -12560,7 +12590,7 @@ class MemoryMeter {
     std::mutex mutex;
     std::vector<Sample> timeline;
 
-    void changed(std::int64_t bytes, c10::Device) override {
+    void changed(const void*, std::int64_t bytes, c10::Device) override {
       const std::int64_t now = live += bytes;
       std::int64_t before = peak;
       while (now > before && !peak.compare_exchange_weak(before, now)) {

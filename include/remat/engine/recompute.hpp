@@ -3,6 +3,7 @@
 
 #include "remat/engine/process.hpp"
 #include "remat/errors.hpp"
+#include "remat/libtorch/allocator.hpp"
 #include "remat/libtorch/threads.hpp"
 
 #include <algorithm>
@@ -11,6 +12,21 @@
 #include <vector>
 
 namespace remat::detail {
+
+/// Shows whoever listens to allocations where a recompute begins and ends.
+struct RecomputeMark {
+  RecomputeMark() {
+    if (listener != nullptr) listener->recompute_begins();
+  }
+  ~RecomputeMark() {
+    if (listener != nullptr) listener->recompute_ended(operation_count);
+  }
+  RecomputeMark(const RecomputeMark&) = delete;
+  RecomputeMark& operator=(const RecomputeMark&) = delete;
+
+  AllocationListener* listener = allocation_listener();
+  std::int64_t operation_count = 0;
+};
 
 /// Runs the operations that one dropped value needs, and nothing else.
 ///
@@ -30,6 +46,7 @@ class Slice {
   c10::Storage run(bool lends) {
     collect();
     {
+      RecomputeMark mark;
       c10::impl::ExcludeDispatchKeyGuard below(keys_above_recompute());
       // Kernels below autograd read grad mode (oneDNN's LSTM returns no workspace without it), and
       // only operations that ran with it on are recorded. No graph arises: autograd's keys are
@@ -38,6 +55,7 @@ class Slice {
       const ThreadCountGuard threads(tape_.thread_count);
       for (const OperationId id : order_)
         run_operation(tape_.operations[static_cast<std::size_t>(id)]);
+      mark.operation_count = static_cast<std::int64_t>(order_.size());
     }
     process_state().recomputed += static_cast<std::int64_t>(order_.size());
     return commit(lends);

@@ -59,7 +59,7 @@ class MemoryMeter {
     std::mutex mutex;
     std::vector<Sample> timeline;
 
-    void changed(std::int64_t bytes, c10::Device) override {
+    void changed(const void*, std::int64_t bytes, c10::Device) override {
       const std::int64_t now = live += bytes;
       std::int64_t before = peak;
       while (now > before && !peak.compare_exchange_weak(before, now)) {

@@ -18,7 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The single header is the same code again: there the larger networks would prove nothing more.
 #ifdef REMAT_TEST_SMALL_NETWORKS
 constexpr bool kHasGiants = false;
 #else
