@@ -6,3 +6,5 @@
 #include "remat/plan/graph.hpp"
 #include "remat/plan/plan.hpp"
 #include "remat/plan/simulate.hpp"
+#include "remat/plan/step_simulation.hpp"
+#include "remat/plan/step_trace.hpp"

@@ -143,6 +143,7 @@ class Recorder {
     std::unique_ptr<RandomState> random =
         traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
+    if (tape_.observer) tape_.observer->operation_begins(tape_);
     const auto start = tape_.measures_time ? std::chrono::steady_clock::now()
                                            : std::chrono::steady_clock::time_point{};
     if (random)
@@ -168,6 +169,7 @@ class Recorder {
     operation.result_count =
         static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
     apply_keep_policy(operation);
+    if (tape_.observer) tape_.observer->operation_ended(tape_, id, made_);
     tape_.forget_recent();
     ++process_state().recorded;
   }
@@ -315,10 +317,12 @@ class Recorder {
     constexpr std::int64_t tiny_share = 64;
     const bool keeps_statistics = process_state().keeps_statistics;
     const std::int64_t largest = std::max(call_.largest, largest_made_);
+    std::size_t index = 0;
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
-      made.kept_from_depth =
-          keeps_statistics && made.nbytes * tiny_share <= largest ? 0 : kept_from(made);
+      made.is_tiny = keeps_statistics && made.nbytes * tiny_share <= largest;
+      made.kept_from_depth = made.is_tiny ? 0 : kept_from(made, index);
+      ++index;
       if (made.kept_from_depth == 0) {
         made.is_shared = true;
         tape_.set_held(id, storage);
@@ -332,14 +336,15 @@ class Recorder {
   }
 
   /// The depth from which on every region that encloses the operation keeps the value.
-  int kept_from(const Value& made) {
+  int kept_from(const Value& made, std::size_t index) {
     RegionId id = tape_.region;
     int depth = tape_.depth(id) + 1;
     for (; id != none; id = tape_.regions[static_cast<std::size_t>(id)].parent, --depth) {
       Region& region = tape_.regions[static_cast<std::size_t>(id)];
-      if (!region.keep ||
-          !region.keep({traits_.name, region.ordinals[&traits_], Bytes{call_.largest}},
-                       Bytes{made.nbytes}))
+      const std::size_t position = tape_.operations.size() - 1 - region.first_operation;
+      if (!region.keep || !region.keep({traits_.name, region.ordinals[&traits_],
+                                        Bytes{call_.largest}, position, index},
+                                       Bytes{made.nbytes}))
         break;
     }
     return depth;
@@ -352,7 +357,7 @@ class Recorder {
   std::size_t first_argument_ = 0;
   std::size_t first_use_ = 0;
   std::int64_t largest_made_ = 0;  // bytes of the largest result
-  c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;
+  MadeValues made_;
 };
 
 /// The fallback on the recorder's dispatch key.

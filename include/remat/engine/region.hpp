@@ -19,11 +19,15 @@ struct RegionOptions {
   std::string name = "checkpoint";              ///< for messages
   std::vector<UnitCost>* unit_costs = nullptr;  ///< filled by unit, see `begin_unit`
   bool measures_time = false;
-  std::function<void(Tape&)> at_end;  ///< sees the tape when the region has ended well
+  bool is_indivisible = false;  ///< regions inside are part of this one, if it is the outermost
+  std::shared_ptr<TapeObserver> observer;  ///< watches the tape, if this region is the outermost
+  std::function<void(Tape&)> at_end;       ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.
 inline bool records_regions() {
+  const std::shared_ptr<Tape>& around = thread_state().tape;
+  if (around && around->is_indivisible) return false;
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
          !thread_state().is_plain && install_engine();
 }
@@ -36,6 +40,10 @@ class RegionScope {
     is_outermost_ = !thread.tape;
     if (is_outermost_) thread.tape = std::make_shared<Tape>();
     tape_ = thread.tape;
+    if (is_outermost_) {
+      tape_->observer = options.observer;
+      tape_->is_indivisible = options.is_indivisible;
+    }
 
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
     parent_ = tape_->region;
@@ -43,6 +51,7 @@ class RegionScope {
     region.name = options.name;
     region.parent = parent_;
     region.depth = tape_->depth(parent_) + 1;
+    region.first_operation = tape_->operations.size();
     region.keep = options.keep;
     region.unit_costs = options.unit_costs;
     tape_->region = static_cast<RegionId>(tape_->regions.size() - 1);
@@ -60,6 +69,7 @@ class RegionScope {
     region.keep = nullptr;  // what it captured may own what this graph hangs on
     tape_->region = parent_;
     if (!is_outermost_) return;
+    if (tape_->observer) tape_->observer->ended(*tape_);
     tape_->seal();
     thread_state().tape.reset();
   }

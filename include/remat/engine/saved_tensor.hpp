@@ -2,6 +2,7 @@
 #pragma once
 
 #include "remat/engine/materialise.hpp"
+#include "remat/engine/tape_observer.hpp"
 #include "remat/errors.hpp"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ class SavedTensor final : public SavedTensorHooks {
     if (value_ == none) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
     leave_recent();
-    tape_->remove_need(value_);
+    lose();
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -62,6 +63,7 @@ class SavedTensor final : public SavedTensorHooks {
     c10::Storage storage = memory_;
     if (!storage) {
       std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
+      if (tape_->observer) tape_->observer->asked(*tape_, value_);
       storage = materialise(*tape_, value_, region_);
     } else if (digest_ != 0 && digest_ != digest_of(storage, geometry_)) {
       throw changed();
@@ -77,13 +79,13 @@ class SavedTensor final : public SavedTensorHooks {
 
   /// The operation that saved this tensor has also written it: refer to what it holds afterwards.
   void rebind(ValueId id) {
-    tape_->remove_need(value_);
+    lose();
     bind(id);
   }
 
   /// As `rebind`, but the new content is external: hold the memory.
   void rebind(const c10::Storage& memory) {
-    tape_->remove_need(value_);
+    lose();
     value_ = none;
     memory_ = memory;
   }
@@ -96,6 +98,12 @@ class SavedTensor final : public SavedTensorHooks {
     tape_->add_need(id);
     tape_->widen_scope(id, region_);
     count_cost(value);
+    if (tape_->observer) tape_->observer->saved(*tape_, id);
+  }
+
+  void lose() {
+    if (tape_->observer) tape_->observer->released(*tape_, value_);
+    tape_->remove_need(value_);
   }
 
   /// A unit's cost is what it would have saved and does not, and what a policy keeps of it.

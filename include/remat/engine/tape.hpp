@@ -22,12 +22,14 @@ namespace remat::detail {
 using KeepPredicate = std::function<bool(const keep::Operation&, Bytes)>;
 
 class SavedTensor;
+class TapeObserver;
 
 /// A checkpointed region of a tape. Regions that are opened inside another share its tape.
 struct Region {
   std::string name;
   RegionId parent = none;
   int depth = 0;
+  std::size_t first_operation = 0;
   KeepPredicate keep;
   ska::flat_hash_map<const OperatorTraits*, std::size_t>
       ordinals;  // operations of each kind so far, for `keep`
@@ -75,7 +77,9 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
+  std::shared_ptr<TapeObserver> observer;  // null: nobody looks
   bool measures_time = false;
+  bool is_indivisible = false;  // regions inside are part of the outermost one
   bool is_sealed = false;
 
   // --- values of storages ---

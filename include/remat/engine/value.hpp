@@ -60,6 +60,7 @@ struct Value {
   bool is_revocable : 1 =
       false;  // `held` is a region's result: the producer stays able to make it again
   bool is_recomputed : 1 = false;
+  bool is_tiny : 1 = false;     // kept whatever the policies say
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
   bool is_result : 1 = false;  // a region's result

@@ -25,6 +25,8 @@ struct Operation {
   std::string_view name;    ///< "aten::convolution"
   std::size_t ordinal = 0;  ///< how many operations of this name came before it in the region
   Bytes largest_input;      ///< the largest tensor among its arguments
+  std::size_t position = 0;  ///< how many operations of any name came before it in the region
+  std::size_t result = 0;    ///< which of its results is asked about, in the order of its returns
 };
 
 namespace detail {

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace remat {
+
+/// What one training step did, forward and backward, as plain numbers: enough to say what it would
+/// need with other values kept.
+///
+/// Values, operations and their numbers are those of the region's `Graph`. Memory is told apart in
+/// two kinds: that of the values, whose lifetimes depend on what is kept, and all other memory
+/// (gradients, temporaries of backward, what ran outside of the region), whose course does not.
+struct StepTrace {
+  /// No producer, or nothing written over.
+  static constexpr std::int32_t kNone = -1;
+
+  /// The content of one storage at one time.
+  struct Value {
+    std::int64_t bytes = 0;
+    std::int32_t producer = kNone;    ///< the operation that made it; none: it came from outside
+    std::int32_t takes_over = kNone;  ///< the recorded value over which it was written, in place
+    bool is_copied = false;     ///< written over something from outside: a recompute copies that
+    bool is_always_kept = false;  ///< a side result so small that it is never recomputed
+    bool is_result = false;       ///< what the region returned
+  };
+
+  /// One operation, in the order of forward.
+  struct Operation {
+    std::string name;                 ///< "aten::convolution"
+    std::vector<std::int32_t> reads;  ///< values, one entry per argument
+    std::vector<std::int32_t> makes;  ///< values
+    std::int64_t peak = 0;            ///< bytes above those before it, its results included
+    double seconds = 0;
+  };
+
+  enum class Kind : std::uint8_t {
+    ran,       ///< an operation of forward
+    let_go,    ///< nobody but the tape holds a value's memory any more
+    ended,     ///< the region ended
+    saved,     ///< autograd saved a value
+    asked,     ///< backward asked for a saved value
+    released,  ///< a saved value was released
+    done,      ///< the step ended
+  };
+
+  /// Something that happened, and the other memory at that time.
+  struct Event {
+    Kind kind = Kind::done;
+    std::int32_t id = kNone;  ///< of the operation or value
+    std::int64_t other = 0;   ///< bytes of other memory when it happened
+    std::int64_t peak = 0;    ///< most bytes of other memory since the event before
+  };
+
+  std::vector<Value> values;
+  std::vector<Operation> operations;
+  std::vector<Event> events;
+
+  /// Returns the measured time of forward's operations.
+  double seconds() const {
+    double sum = 0;
+    for (const Operation& operation : operations) sum += operation.seconds;
+    return sum;
+  }
+};
+
+}  // namespace remat
