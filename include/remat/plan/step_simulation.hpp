@@ -17,9 +17,11 @@ using KeptValues = std::vector<bool>;
 
 /// What a step costs with some values kept.
 struct StepCost {
-  Bytes peak;                        ///< the most bytes alive at once, above those before the step
-  double seconds = 0;                ///< of operations that backward runs again
+  Bytes peak;                         ///< the most bytes alive at once, above those before the step
+  double seconds = 0;                 ///< of operations that backward runs again
   std::int64_t recomputed_count = 0;  ///< how many those are
+  double excess = 0;  ///< sum over the trace's events of the bytes above the limit: how far a plan
+                      ///< is from fitting
 };
 
 /// Runs a traced step on paper, with other values kept than when it was traced.
@@ -32,16 +34,11 @@ struct StepCost {
 class StepSimulation {
  public:
   explicit StepSimulation(const StepTrace& trace)
-      : trace_(trace), saved_(trace.values.size(), 0), block_(trace.values.size()) {
+      : trace_(trace), saved_(trace.saved_counts()), block_(trace.values.size()) {
     for (std::size_t id = 0; id < trace.values.size(); ++id) {
       const StepTrace::Value& value = trace.values[id];
       const bool is_new = value.takes_over == StepTrace::kNone;
       block_[id] = is_new ? static_cast<std::int32_t>(id) : block_[at(value.takes_over)];
-    }
-    for (const StepTrace::Event& event : trace.events) {
-      if (event.kind == StepTrace::Kind::ended) break;
-      if (event.kind == StepTrace::Kind::saved) ++saved_[at(event.id)];
-      if (event.kind == StepTrace::Kind::released) --saved_[at(event.id)];
     }
     readers_.resize(trace.values.size());
     state_.resize(trace.values.size());
@@ -50,12 +47,14 @@ class StepSimulation {
   }
 
   /// Returns what the step costs if the given values stay.
-  StepCost run(const KeptValues& kept) { return run(kept, nullptr); }
+  ///
+  /// @param limit  for `StepCost::excess`
+  StepCost run(const KeptValues& kept, Bytes limit = {}) { return run(kept, limit, nullptr); }
 
   /// Returns for each event of the trace the most bytes alive from the event before on.
   std::vector<Bytes> timeline(const KeptValues& kept) {
     std::vector<Bytes> peaks;
-    run(kept, &peaks);
+    run(kept, {}, &peaks);
     return peaks;
   }
 
@@ -76,7 +75,7 @@ class StepSimulation {
   State& state(std::int32_t id) { return state_[at(id)]; }
   const StepTrace::Value& value(std::int32_t id) const { return trace_.values[at(id)]; }
 
-  StepCost run(const KeptValues& kept, std::vector<Bytes>* timeline) {
+  StepCost run(const KeptValues& kept, Bytes limit, std::vector<Bytes>* timeline) {
     std::fill(state_.begin(), state_.end(), State());
     is_live_.assign(trace_.operations.size(), false);
     live_ = peak_ = 0;
@@ -85,6 +84,7 @@ class StepSimulation {
       other_ = event.other;
       std::int64_t before = std::exchange(peak_, live_ + event.peak);
       happen(event, kept);
+      cost_.excess += static_cast<double>(std::max<std::int64_t>(peak_ - limit.count, 0));
       if (timeline != nullptr) timeline->push_back({peak_});
       peak_ = std::max(peak_, before);
     }
@@ -94,9 +94,12 @@ class StepSimulation {
 
   void happen(const StepTrace::Event& event, const KeptValues& kept) {
     switch (event.kind) {
-      case StepTrace::Kind::ran: return run_first(event.id, kept);
-      case StepTrace::Kind::let_go: return let_go(event.id);
-      case StepTrace::Kind::ended: return end_region();
+      case StepTrace::Kind::ran:
+        return run_first(event.id, kept);
+      case StepTrace::Kind::let_go:
+        return let_go(event.id);
+      case StepTrace::Kind::ended:
+        return end_region();
       case StepTrace::Kind::asked:
         if (state(event.id).held == Memory::none) run_slice(event.id);
         return;
@@ -104,7 +107,8 @@ class StepSimulation {
         if (is_ended() && lose_reader(event.id)) settle(value(event.id).producer);
         return;
       case StepTrace::Kind::saved:
-      case StepTrace::Kind::done: return;
+      case StepTrace::Kind::done:
+        return;
     }
   }
 

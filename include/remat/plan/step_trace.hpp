@@ -23,7 +23,7 @@ struct StepTrace {
     std::int64_t bytes = 0;
     std::int32_t producer = kNone;    ///< the operation that made it; none: it came from outside
     std::int32_t takes_over = kNone;  ///< the recorded value over which it was written, in place
-    bool is_copied = false;     ///< written over something from outside: a recompute copies that
+    bool is_copied = false;       ///< written over something from outside: a recompute copies that
     bool is_always_kept = false;  ///< a side result so small that it is never recomputed
     bool is_result = false;       ///< what the region returned
   };
@@ -58,6 +58,17 @@ struct StepTrace {
   std::vector<Value> values;
   std::vector<Operation> operations;
   std::vector<Event> events;
+
+  /// Returns for each value how many saved tensors wait for it when the region has ended.
+  std::vector<std::int32_t> saved_counts() const {
+    std::vector<std::int32_t> counts(values.size(), 0);
+    for (const Event& event : events) {
+      if (event.kind == Kind::ended) break;
+      if (event.kind == Kind::saved) ++counts[static_cast<std::size_t>(event.id)];
+      if (event.kind == Kind::released) --counts[static_cast<std::size_t>(event.id)];
+    }
+    return counts;
+  }
 
   /// Returns the measured time of forward's operations.
   double seconds() const {
