@@ -38,6 +38,8 @@ class StepPoints {
   bool is_empty() const { return points_.empty(); }
   /// Returns the way of the least memory; there must be one.
   const StepPoint& least() const { return points_.begin()->second; }
+  /// Returns the fastest way, that of a plain step; there must be one.
+  const StepPoint& most() const { return points_.rbegin()->second; }
   /// Returns the fastest way within the budget; null if there is none.
   const StepPoint* fastest_within(Bytes budget) const {
     const auto above = points_.upper_bound(budget.count);

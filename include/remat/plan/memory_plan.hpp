@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "remat/errors.hpp"
+#include "remat/plan/memory_budget.hpp"
+#include "remat/plan/step_points.hpp"
+#include "remat/plan/step_trace.hpp"
+#include "remat/units.hpp"
+
+namespace remat {
+
+/// Which results of a region's operations stay, operation by operation, and what that is predicted
+/// to cost.
+///
+/// It is applied by position: the n-th operation that runs must be the one that was the n-th when
+/// the plan was made. From the first that is another one on, everything is dropped, which is right,
+/// and only slower.
+struct MemoryPlan {
+  struct Result {
+    Bytes bytes;
+    bool is_kept = false;
+
+    friend bool operator==(const Result&, const Result&) = default;
+  };
+  struct Operation {
+    std::string name;  ///< "aten::convolution"
+    std::vector<Result> results;
+
+    friend bool operator==(const Operation&, const Operation&) = default;
+  };
+
+  std::vector<Operation> operations;  ///< in the order of forward
+  Bytes budget;
+  Bytes peak;                         ///< predicted
+  Bytes plain_peak;                   ///< without checkpointing
+  double recomputed_seconds = 0;      ///< of operations that backward runs again
+  double forward_seconds = 0;         ///< of all of forward's, to compare with
+  std::int64_t recomputed_count = 0;  ///< operations that backward runs again
+
+  /// Returns the bytes that stay from forward to backward because the plan says so.
+  Bytes kept() const {
+    Bytes sum;
+    for (const Operation& operation : operations)
+      for (const Result& result : operation.results)
+        if (result.is_kept) sum += result.bytes;
+    return sum;
+  }
+
+  friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
+};
+
+/// Returns the plan for one of the ways to run a traced step.
+inline MemoryPlan make_memory_plan(const StepTrace& trace, const StepPoint& point, Bytes plain_peak,
+                                   Bytes budget) {
+  MemoryPlan plan;
+  for (const StepTrace::Operation& operation : trace.operations) {
+    MemoryPlan::Operation& planned = plan.operations.emplace_back();
+    planned.name = operation.name;
+    for (const std::int32_t id : operation.makes) {
+      const auto index = static_cast<std::size_t>(id);
+      planned.results.push_back({Bytes{trace.values[index].bytes}, point.kept[index]});
+    }
+  }
+  plan.budget = budget;
+  plan.plain_peak = plain_peak;
+  plan.peak = point.cost.peak;
+  plan.recomputed_seconds = point.cost.seconds;
+  plan.forward_seconds = trace.seconds();
+  plan.recomputed_count = point.cost.recomputed_count;
+  return plan;
+}
+
+/// Returns the fastest plan within the budget.
+///
+/// @param points   all ways to run the traced step, see `KeepSearch`
+/// @param reserve  of the budget, for what the trace does not see
+/// @throws ArgumentError  if no plan fits, with the least budget that has one
+inline MemoryPlan plan_within(const StepTrace& trace, const StepPoints& points,
+                              const MemoryBudget& budget, Bytes reserve, std::string_view where) {
+  const Bytes plain_peak = points.most().cost.peak;
+  const Bytes most = budget.resolve(plain_peak + reserve);
+  const StepPoint* point = points.fastest_within(most - reserve);
+  require(point != nullptr, [&] {
+    const Bytes least = points.least().cost.peak + reserve;
+    char part[32];
+    std::snprintf(part, sizeof part, "%.3f",
+                  static_cast<double>(least.count) / static_cast<double>(plain_peak.count) + 5e-4);
+    return ErrorMessage("remat.budget.infeasible")
+        .where(where)
+        .what("no plan needs " + to_string(most) + " (" + std::to_string(most.count) +
+              " bytes) or less")
+        .cause("the least that was found is " + to_string(least) + " (" +
+               std::to_string(least.count) + " bytes, " + part + " of the plain step's " +
+               to_string(plain_peak) + ")")
+        .cure("Raise the budget to that, or make the batch smaller");
+  });
+  return make_memory_plan(trace, *point, plain_peak, most);
+}
+
+/// Writes what stays and what runs again, a line for each kind of operation.
+inline std::string to_string(const MemoryPlan& plan) {
+  struct Row {
+    std::size_t results = 0, kept = 0;
+    Bytes bytes, kept_bytes;
+  };
+  std::map<std::string, Row> rows;
+  for (const MemoryPlan::Operation& operation : plan.operations)
+    for (const MemoryPlan::Result& result : operation.results) {
+      Row& row = rows[operation.name];
+      ++row.results, row.bytes += result.bytes;
+      if (result.is_kept) ++row.kept, row.kept_bytes += result.bytes;
+    }
+  char line[200];
+  std::snprintf(line, sizeof line, "%-40s %8s %8s %12s %12s\n", "operation", "results", "kept",
+                "bytes", "kept");
+  std::string text = line;
+  for (const auto& [name, row] : rows) {
+    std::snprintf(line, sizeof line, "%-40s %8zu %8zu %12s %12s\n", name.substr(0, 40).c_str(),
+                  row.results, row.kept, to_string(row.bytes).c_str(),
+                  to_string(row.kept_bytes).c_str());
+    text += line;
+  }
+  const double part =
+      plan.forward_seconds > 0 ? 100 * plan.recomputed_seconds / plan.forward_seconds : 0.0;
+  std::snprintf(line, sizeof line,
+                "predicted peak %s of %s allowed (plain %s); %lld operations run again, %.1f %% of "
+                "forward's time",
+                to_string(plan.peak).c_str(), to_string(plan.budget).c_str(),
+                to_string(plan.plain_peak).c_str(), static_cast<long long>(plan.recomputed_count),
+                part);
+  return text + line;
+}
+
+inline std::ostream& operator<<(std::ostream& stream, const MemoryPlan& plan) {
+  return stream << to_string(plan);
+}
+
+}  // namespace remat
