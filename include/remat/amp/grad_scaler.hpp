@@ -170,6 +170,7 @@ class GradScaler {
     return scale_.defined() ? static_cast<double>(scale_.item<float>()) : settings_.scale;
   }
 
+  /// Returns whether it scales at all; false makes everything but `step` do nothing.
   bool is_enabled() const noexcept { return is_enabled_; }
 
   /// Returns what `load_state` takes; call it after `update`. All zero if disabled.

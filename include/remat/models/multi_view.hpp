@@ -125,9 +125,11 @@ class MultiViewClassifierImpl : public torch::nn::Cloneable<MultiViewClassifierI
 
   /// Returns the network that all views share.
   const std::shared_ptr<Backbone>& backbone() const { return backbone_; }
+  /// Returns the size of a row that `forward` gives.
   std::int64_t num_classes() const { return num_classes_; }
   /// Returns the most views that an object may have.
   std::int64_t num_views() const { return num_views_; }
+  /// Returns how the features of the views become one.
   ViewAggregation aggregation() const { return aggregation_; }
 
  protected:

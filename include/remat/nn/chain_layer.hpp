@@ -180,7 +180,9 @@ class NamedLayer {
   NamedLayer(const torch::nn::NamedAnyModule& named)
       : name_(named.name()), layer_(named.module()) {}
 
+  /// Returns the name that the layer gets in the chain.
   const std::string& name() const { return name_; }
+  /// Returns the layer itself.
   const ChainLayer& layer() const { return layer_; }
 
  private:

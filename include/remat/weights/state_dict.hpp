@@ -58,12 +58,14 @@ class StateDict {
     return *tensor;
   }
 
+  /// Returns whether there is a tensor of that name.
   bool contains(const std::string& name) const { return find(name) != nullptr; }
   std::size_t size() const { return items_.size(); }
   bool empty() const { return items_.empty(); }
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
 
+  /// Returns all names, in their order.
   std::vector<std::string> names() const {
     std::vector<std::string> result;
     for (const auto& [name, tensor] : items_) result.push_back(name);

@@ -15,14 +15,23 @@ using Activation = torch::Tensor (*)(torch::Tensor);
 /// torchvision's choice.
 namespace activations {
 
+/// Computes max(x, 0).
 inline torch::Tensor relu(torch::Tensor x) { return x.relu(); }
+/// Computes max(x, 0), in place.
 inline torch::Tensor relu_(torch::Tensor x) { return x.relu_(); }
+/// Computes min(max(x, 0), 6), in place.
 inline torch::Tensor relu6_(torch::Tensor x) { return at::relu6_(x); }
+/// Computes x * sigmoid(x).
 inline torch::Tensor silu(torch::Tensor x) { return at::silu(x); }
+/// Computes x * sigmoid(x), in place.
 inline torch::Tensor silu_(torch::Tensor x) { return at::silu_(x); }
+/// Computes x times the normal distribution function of x.
 inline torch::Tensor gelu(torch::Tensor x) { return at::gelu(x); }
+/// Computes x * hardsigmoid(x), in place.
 inline torch::Tensor hardswish_(torch::Tensor x) { return at::hardswish_(x); }
+/// Computes 1 / (1 + exp(-x)).
 inline torch::Tensor sigmoid(torch::Tensor x) { return x.sigmoid(); }
+/// Computes min(max(x + 3, 0), 6) / 6.
 inline torch::Tensor hardsigmoid(torch::Tensor x) { return at::hardsigmoid(x); }
 
 }  // namespace activations
