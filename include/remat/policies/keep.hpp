@@ -9,22 +9,24 @@
 
 /// Keep policies: inside a checkpointed region, which results stay instead of being recomputed.
 ///
-/// | policy                   | keeps                                    | choose it when | |
-/// ------------------------ | ---------------------------------------- |
-/// ----------------------------------------- | | nothing                  | only the region's
-/// inputs and results     | memory is short; the default              | | convolutions_and_matmuls
-/// | what is costly to compute again          | time matters, normalisations are recomputed | |
-/// attention                | attention products and attention kernels | transformers: attention is
-/// most of the time |
+/// - `nothing`: only the region's inputs and results stay. Memory is short; the default.
+/// - `convolutions_and_matmuls`: what is costly to compute again stays, and normalisations,
+///   activations and dropout are recomputed. Time matters; MobileNet and EfficientNet.
+/// - `reducing_products`: of those the products that do not enlarge what they read, most of the time
+///   for a part of the memory. Transformers, RegNet, bottlenecks.
+/// - `attention`: attention products and attention kernels. Long sequences, where attention is most
+///   of the time.
+///
+/// `docs/benchmarks.md` has what each costs in each family.
 ///
 /// Left out: a policy by size alone, since a user's own predicate says that in one line.
 namespace remat::keep {
 
 /// What a keep policy is told about an operation.
 struct Operation {
-  std::string_view name;    ///< "aten::convolution"
-  std::size_t ordinal = 0;  ///< how many operations of this name came before it in the region
-  Bytes largest_input;      ///< the largest tensor among its arguments
+  std::string_view name;     ///< "aten::convolution"
+  std::size_t ordinal = 0;   ///< how many operations of this name came before it in the region
+  Bytes largest_input;       ///< the largest tensor among its arguments
   std::size_t position = 0;  ///< how many operations of any name came before it in the region
   std::size_t result = 0;    ///< which of its results is asked about, in the order of its returns
 };
@@ -59,6 +61,19 @@ struct convolutions_and_matmuls {
                              {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
                               "aten::addbmm", "aten::linear", "aten::mkldnn_linear", "aten::mv",
                               "aten::addmv", "aten::dot", "aten::_addmm_activation"});
+  }
+};
+
+/// Keeps the results of those convolutions and matrix products that are no larger than the largest
+/// tensor which the product reads.
+///
+/// In a block that widens and narrows again, a transformer's MLP, ConvNeXt's block, a bottleneck,
+/// the wide results take most of the memory and the narrow ones as much time to compute: keeping
+/// the narrow ones only saves nearly as much memory as `nothing` and costs little more time than
+/// `convolutions_and_matmuls`. A weight counts as a tensor that is read.
+struct reducing_products {
+  constexpr bool operator()(const Operation& operation, Bytes size) const {
+    return size <= operation.largest_input && convolutions_and_matmuls()(operation, size);
   }
 };
 

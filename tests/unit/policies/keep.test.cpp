@@ -20,7 +20,7 @@ bool keeps(std::string_view name) {
 
 TEST_CASE_TEMPLATE("every keep policy of the library conforms and is default-constructible", Keep,
                    remat::keep::nothing, remat::keep::convolutions_and_matmuls,
-                   remat::keep::attention) {
+                   remat::keep::reducing_products, remat::keep::attention) {
   CHECK(remat::KeepPolicy<Keep>);
   CHECK(std::is_default_constructible_v<Keep>);
   CHECK_FALSE(keeps<Keep>("aten::relu"));
@@ -40,6 +40,22 @@ TEST_CASE("keep::convolutions_and_matmuls keeps convolutions and products") {
   }
   CHECK_FALSE(keeps<remat::keep::convolutions_and_matmuls>("aten::_softmax"));
   CHECK_FALSE(keeps<remat::keep::convolutions_and_matmuls>("aten::mmm"));
+}
+
+TEST_CASE("keep::reducing_products keeps products that do not enlarge their largest input") {
+  constexpr remat::keep::reducing_products keep;
+  for (const char* name : {"aten::convolution", "aten::addmm", "aten::bmm"}) {
+    CAPTURE(name);
+    const remat::keep::Operation product{name, 0, 4_KiB};
+    CHECK(keep(product, 1_KiB));
+    CHECK(keep(product, 4_KiB));
+    CHECK_FALSE(keep(product, remat::Bytes{(4_KiB).count + 1}));
+  }
+}
+
+TEST_CASE("keep::reducing_products keeps no other operation, however small its result") {
+  const remat::keep::Operation pooling{"aten::avg_pool2d", 0, 4_KiB};
+  CHECK_FALSE(remat::keep::reducing_products()(pooling, 1_KiB));
 }
 
 TEST_CASE("keep::attention keeps fused kernels and the parts of composed attention") {
