@@ -9,6 +9,7 @@ counted by remat's own meter, built as a shared library beside remat_benchmark (
 import argparse
 import ctypes
 import json
+import re
 import statistics
 import sys
 import time
@@ -196,7 +197,8 @@ def measure_model(model, options, meter):
     name, _, batch = model.partition(":")
     batch = int(batch or options.batch)
     torch.manual_seed(0)
-    steps = steps_of(name)
+    steps = {strategy: step for strategy, step in steps_of(name).items()
+             if strategy.endswith("plain") or re.search(options.strategies, strategy)}
     torch.manual_seed(1)
     images = torch.randn(batch, 3, options.size, options.size)
     labels = torch.randint(1000, (batch,))
@@ -289,6 +291,7 @@ def main():
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--strategies", default="", help="regular expression; plain is always measured")
     parser.add_argument("--meter", help="the shared library remat_meter; needed for the steps")
     parser.add_argument("--json", required=True)
     parser.add_argument("--turns", action="store_true", help="wait for a line before each round")

@@ -29,8 +29,7 @@ struct StepResult {
   double saving = 0;          // of plain's peak
   double step_ms = 0;         // median
   double time_ratio = 0;      // median over the rounds of the ratio to plain in the same round
-  double cpu_ratio =
-      0;  // the same for the processor time of all threads: steadier on a busy machine
+  double cpu_ratio = 0;       // the same for the processor time of all threads: steadier
   std::int64_t recorded_operations = 0, recomputed_operations = 0;
   bool gradients_equal = false;
   std::int64_t segments = 0;  // in effect in the last step, 0: plain

@@ -59,6 +59,59 @@ Strategy strategy(std::string name) {
           }};
 }
 
+/// The keep policy of the row whose network is made. Chosen while the program runs, so that a
+/// pattern with its 33 networks is compiled once and not once per keep policy.
+struct KeepOfRow {
+  using Function = bool (*)(const remat::keep::Operation&, remat::Bytes);
+  static inline Function next = nullptr;
+
+  Function function = next;
+  bool operator()(const remat::keep::Operation& operation, remat::Bytes bytes) const {
+    return function(operation, bytes);
+  }
+};
+
+template <class Keep>
+bool keeps(const remat::keep::Operation& operation, remat::Bytes bytes) {
+  return Keep()(operation, bytes);
+}
+
+bool is_one_of(const std::string& model, const std::string& families) {
+  return std::regex_search(model, std::regex("^(" + families + ")"));
+}
+
+/// One region per unit with this keep policy, in the pattern of the network's family.
+std::shared_ptr<remat::Backbone> keeping(KeepOfRow::Function keep, const std::string& model) {
+  using namespace remat;
+  KeepOfRow::next = keep;
+  std::shared_ptr<Backbone> net;
+  const BackboneOptions options{.num_classes = kClasses};
+  if (is_one_of(model, "vit|swin|maxvit"))
+    net = create_backbone<Checkpointed<TransformerLayers, EachUnit, KeepOfRow>>(model, options);
+  else if (is_one_of(model, "convnext"))
+    net = create_backbone<Checkpointed<StagedHybrid, EachUnit, KeepOfRow>>(model, options);
+  else
+    net = create_backbone<Checkpointed<Sequential, EachUnit, KeepOfRow>>(model, options);
+  net->enable_gradient_checkpointing();
+  return net;
+}
+
+template <class Keep>
+Strategy each_unit(std::string name) {
+  return {std::move(name), [](const std::string& model) { return keeping(keeps<Keep>, model); }};
+}
+
+/// The keep policy that suits the family: at least 45 % saved for the least time.
+Strategy by_family() {
+  return {"keep policy of the family", [](const std::string& model) {
+            using namespace remat::keep;
+            if (is_one_of(model, "resnet")) return keeping(keeps<SecondConvolution>, model);
+            if (is_one_of(model, "mobilenet|efficientnet"))
+              return keeping(keeps<convolutions_and_matmuls>, model);
+            return keeping(keeps<reducing_products>, model);
+          }};
+}
+
 std::vector<Strategy> all_strategies() {
   using namespace remat;
   constexpr std::int64_t kPerUnit = 100'000;  // more than units means one per unit
@@ -73,10 +126,10 @@ std::vector<Strategy> all_strategies() {
       strategy<Checkpointed<Sequential, EveryNth<2>>>("EveryNth<2>"),
       strategy<Checkpointed<Sequential, Segments<4>, keep::convolutions_and_matmuls>>(
           "Segments<4>, convolutions and matmuls kept"),
-      strategy<Checkpointed<Sequential, EachUnit, keep::convolutions_and_matmuls>>(
-          "EachUnit, convolutions and matmuls kept"),
-      strategy<Checkpointed<Sequential, EachUnit, SecondConvolution>>(
-          "EachUnit, second convolution kept"),
+      each_unit<keep::convolutions_and_matmuls>("EachUnit, convolutions and matmuls kept"),
+      each_unit<keep::reducing_products>("EachUnit, reducing products kept"),
+      each_unit<SecondConvolution>("EachUnit, second convolution kept"),
+      by_family(),
   };
 }
 

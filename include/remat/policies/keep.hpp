@@ -17,8 +17,6 @@
 /// - `attention`: attention products and attention kernels. Long sequences, where attention is most
 ///   of the time.
 ///
-/// `docs/benchmarks.md` has what each costs in each family.
-///
 /// Left out: a policy by size alone, since a user's own predicate says that in one line.
 namespace remat::keep {
 
