@@ -5,6 +5,8 @@
 #include "remat/plan/cost.hpp"
 #include "remat/plan/graph.hpp"
 #include "remat/plan/keep_search.hpp"
+#include "remat/plan/memory_budget.hpp"
+#include "remat/plan/memory_plan.hpp"
 #include "remat/plan/plan.hpp"
 #include "remat/plan/recompute_time.hpp"
 #include "remat/plan/simulate.hpp"

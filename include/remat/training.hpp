@@ -3,4 +3,4 @@
 
 #include "remat/training/compare_memory.hpp"
 #include "remat/training/memory_report.hpp"
-#include "remat/training/model_state.hpp"
+#include "remat/training/plan.hpp"

@@ -18,8 +18,6 @@
 //   remat/amp/grad_scaler.hpp
 //   remat/amp.hpp
 //   remat/libtorch/layers.hpp
-//   remat/nn/toggle.hpp
-//   remat/backbones/backbone.hpp
 //   remat/engine/operator_facts.hpp
 //   remat/engine/operator_traits.hpp
 //   remat/libtorch/random.hpp
@@ -37,12 +35,27 @@
 //   remat/libtorch/allocator.hpp
 //   remat/engine/recompute.hpp
 //   remat/engine/materialise.hpp
+//   remat/engine/tape_observer.hpp
 //   remat/engine/saved_tensor.hpp
 //   remat/engine/recorder.hpp
 //   remat/engine/install.hpp
 //   remat/engine/tensors_in.hpp
 //   remat/engine/region.hpp
 //   remat/checkpoint.hpp
+//   remat/plan/step_trace.hpp
+//   remat/engine/step_observer.hpp
+//   remat/engine/trace_step.hpp
+//   remat/plan/memory_budget.hpp
+//   remat/plan/step_simulation.hpp
+//   remat/plan/step_points.hpp
+//   remat/plan/memory_plan.hpp
+//   remat/engine/plan_follower.hpp
+//   remat/nn/toggle.hpp
+//   remat/nn/model_state.hpp
+//   remat/plan/recompute_time.hpp
+//   remat/plan/keep_search.hpp
+//   remat/nn/budgeted_run.hpp
+//   remat/backbones/backbone.hpp
 //   remat/detail/literal.hpp
 //   remat/plan/plan.hpp
 //   remat/policies/concepts.hpp
@@ -143,8 +156,8 @@
 //   remat/policies/square_root.hpp
 //   remat/policies.hpp
 //   remat/training/memory_report.hpp
-//   remat/training/model_state.hpp
 //   remat/training/compare_memory.hpp
+//   remat/training/plan.hpp
 //   remat/training.hpp
 //   remat/version.hpp
 //   remat/weights/new_file.hpp
@@ -1116,6 +1129,7 @@ class GradScaler {
     return scale_.defined() ? static_cast<double>(scale_.item<float>()) : settings_.scale;
   }
 
+  /// Returns whether it scales at all; false makes everything but `step` do nothing.
   bool is_enabled() const noexcept { return is_enabled_; }
 
   /// Returns what `load_state` takes; call it after `update`. All zero if disabled.
@@ -1326,399 +1340,10 @@ class GradScaler {
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <atomic>
-#include <functional>
-
-namespace remat {
-
-/// What every checkpointed module offers besides being a module.
-///
-/// Find it with `dynamic_cast<CheckpointToggle*>(&module)`, or use the free functions on a whole
-/// tree.
-class CheckpointToggle {
- public:
-  virtual ~CheckpointToggle() = default;
-
-  /// Switches checkpointing on, with the segments of the module's own rule.
-  virtual void enable_gradient_checkpointing() = 0;
-  /// Switches checkpointing on, with this number of segments; more than units means one per unit.
-  ///
-  /// @throws ArgumentError  if `segment_count` is below 1
-  virtual void enable_gradient_checkpointing(std::int64_t segment_count) = 0;
-  /// Switches checkpointing off: forward is a plain call.
-  virtual void disable_gradient_checkpointing() = 0;
-  virtual bool is_gradient_checkpointing_enabled() const = 0;
-
-  /// Exempts one of the modules that this one checkpoints, which may be itself.
-  ///
-  /// @return  false if `unit` is none of them
-  virtual bool exempt_unit(const torch::nn::Module& unit) {
-    static_cast<void>(unit);
-    return false;
-  }
-
-  /// Returns what puts the present switch back when it is called, while this module lives.
-  ///
-  /// A module that plans overrides it, so that its segment count and what it has measured come
-  /// back, too.
-  virtual std::function<void()> remember_checkpointing() {
-    return [this, is_on = is_gradient_checkpointing_enabled()] {
-      if (is_on == is_gradient_checkpointing_enabled()) return;
-      is_on ? enable_gradient_checkpointing() : disable_gradient_checkpointing();
-    };
-  }
-
- protected:
-  CheckpointToggle() = default;
-  CheckpointToggle(const CheckpointToggle&) = default;
-  CheckpointToggle& operator=(const CheckpointToggle&) = default;
-};
-
-namespace detail {
-
-inline void require_segment_count(std::int64_t segment_count, std::string_view where) {
-  require(segment_count >= 1, [&] {
-    return ErrorMessage("remat.segments.count")
-        .where(where)
-        .what(std::to_string(segment_count) + " segments were asked for and at least 1 is needed")
-        .cure("To checkpoint nothing, call disable_gradient_checkpointing()");
-  });
-}
-
-/// A flag that one thread may set while others read it, and that is copied with its module.
-class Flag {
- public:
-  explicit Flag(bool value) : value_(value) {}
-  Flag(const Flag& other) : value_(other.get()) {}
-  Flag& operator=(const Flag& other) { return *this = other.get(); }
-  Flag& operator=(bool value) {
-    value_.store(value, std::memory_order_relaxed);
-    return *this;
-  }
-  bool get() const { return value_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<bool> value_;
-};
-
-/// Calls `visit` for the module, if it is checkpointed, and for every checkpointed one below it.
-template <class Visit>
-std::size_t for_each_toggle(torch::nn::Module& module, Visit visit) {
-  std::size_t count = 0;
-  const auto visit_if_toggle = [&](torch::nn::Module& candidate) {
-    if (auto* toggle = dynamic_cast<CheckpointToggle*>(&candidate)) visit(*toggle), ++count;
-  };
-  // Not modules(true), which needs a module that a shared_ptr owns.
-  visit_if_toggle(module);
-  for (const auto& below : module.modules(/*include_self=*/false)) visit_if_toggle(*below);
-  return count;
-}
-
-}  // namespace detail
-
-/// Switches on everything checkpointed inside `module`, itself included, each by its own rule.
-///
-/// @return  how many modules were switched; 0 means that nothing in there is checkpointed
-inline std::size_t enable_gradient_checkpointing(torch::nn::Module& module) {
-  return detail::for_each_toggle(
-      module, [](CheckpointToggle& toggle) { toggle.enable_gradient_checkpointing(); });
-}
-
-/// Switches on everything checkpointed inside `module`, itself included, with this number of
-/// segments.
-///
-/// @return  how many modules were switched
-/// @throws ArgumentError  if `segment_count` is below 1; then nothing has been switched
-inline std::size_t enable_gradient_checkpointing(torch::nn::Module& module,
-                                                 std::int64_t segment_count) {
-  detail::require_segment_count(segment_count, "remat::enable_gradient_checkpointing");
-  return detail::for_each_toggle(module, [&](CheckpointToggle& toggle) {
-    toggle.enable_gradient_checkpointing(segment_count);
-  });
-}
-
-/// Switches off everything checkpointed inside `module`, itself included.
-///
-/// @return  how many modules were switched
-inline std::size_t disable_gradient_checkpointing(torch::nn::Module& module) {
-  return detail::for_each_toggle(
-      module, [](CheckpointToggle& toggle) { toggle.disable_gradient_checkpointing(); });
-}
-
-/// Returns whether anything inside `module`, itself included, is switched on.
-inline bool is_gradient_checkpointing_enabled(torch::nn::Module& module) {
-  bool is_enabled = false;
-  detail::for_each_toggle(module, [&](CheckpointToggle& toggle) {
-    is_enabled = is_enabled || toggle.is_gradient_checkpointing_enabled();
-  });
-  return is_enabled;
-}
-
-/// As for a module; takes a holder.
-template <class Impl>
-std::size_t enable_gradient_checkpointing(const torch::nn::ModuleHolder<Impl>& module) {
-  return enable_gradient_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()));
-}
-/// As for a module; takes a holder.
-template <class Impl>
-std::size_t enable_gradient_checkpointing(const torch::nn::ModuleHolder<Impl>& module,
-                                          std::int64_t segment_count) {
-  return enable_gradient_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()),
-                                       segment_count);
-}
-/// As for a module; takes a holder.
-template <class Impl>
-std::size_t disable_gradient_checkpointing(const torch::nn::ModuleHolder<Impl>& module) {
-  return disable_gradient_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()));
-}
-/// As for a module; takes a holder.
-template <class Impl>
-bool is_gradient_checkpointing_enabled(const torch::nn::ModuleHolder<Impl>& module) {
-  return is_gradient_checkpointing_enabled(static_cast<torch::nn::Module&>(*module.ptr()));
-}
-
-}  // namespace remat
-
-namespace remat {
-
-/// Says what to build; meant for designated initialisers: `{.feature_dim = 128, .in_channels = 1}`.
-///
-/// A rate that is not set is torchvision's for the model.
-struct BackboneOptions {
-  bool pretrained = false;  ///< load the published weights from torchvision's cache
-  std::string weights{};    ///< load this file; empty: initialise as torchvision does
-  std::int64_t feature_dim =
-      0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
-  std::int64_t in_channels = 3;  ///< channels of the images
-  std::int64_t image_size =
-      0;  ///< height and width that layers are made for, where any are; 0: torchvision's
-  std::optional<double> dropout{};            ///< rate in front of the head, or in a transformer
-  std::optional<double> attention_dropout{};  ///< rate on attention weights
-  std::optional<double> stochastic_depth{};   ///< rate of the last residual block
-  std::int64_t num_classes =
-      0;  ///< 0: no head; else torchvision's own head, under torchvision's name
-};
-
-/// Turns images into features, and into class scores if it was built with a head.
-///
-/// Names, shapes, initialisation and numbers are those of the torchvision model of the same name.
-/// A backbone starts with gradient checkpointing off, and uses it in training mode only.
-class Backbone : public torch::nn::Module, public CheckpointToggle {
- public:
-  /// Computes one row per image.
-  ///
-  /// @param images_nchw  (N, in_channels, H, W)
-  /// @return  (N, feature_dim()), or (N, num_classes()) with a head
-  /// @throws ArgumentError  if `images_nchw` has not this shape
-  torch::Tensor forward(const torch::Tensor& images_nchw) {
-    check_images(images_nchw);
-    check_image_size(images_nchw.size(2), images_nchw.size(3));
-    torch::Tensor features = pool(forward_features(images_nchw));  // (N, raw_feature_dim)
-    if (!projection_.is_empty()) return projection_->forward(features);
-    return options_.num_classes == 0 ? features : forward_head(std::move(features));
-  }
-
-  /// Computes what comes before pooling: for a convolutional network a map (N, C, h, w).
-  virtual torch::Tensor forward_features(const torch::Tensor& images_nchw) = 0;
-
-  /// Returns the size of a row of features.
-  std::int64_t feature_dim() const {
-    return options_.feature_dim == 0 ? raw_feature_dim_ : options_.feature_dim;
-  }
-
-  /// Returns the number of classes of the head, 0 without one.
-  std::int64_t num_classes() const { return options_.num_classes; }
-
-  /// Returns what this was built from.
-  const BackboneOptions& options() const { return options_; }
-
-  /// Returns how many segments are in effect, with those that need not be recomputed, without the
-  /// modules that are exempt; 0 while checkpointing is off.
-  virtual std::int64_t segments() const = 0;
-
-  /// Returns the key of the convolution that sees the images.
-  virtual std::string first_convolution() const = 0;
-  /// Returns what the keys of the layers that know the number of classes begin with.
-  virtual std::string head() const = 0;
-
-  /// Makes a stored tensor fit a parameter of another shape: the first convolution for another
-  /// number of channels; a family may know more.
-  ///
-  /// Weights for one channel are the sum over the stored channels; for more, the stored channels
-  /// are repeated and scaled so that a constant image gives what it gave before.
-  ///
-  /// @return  a tensor of that shape; undefined if there is no way
-  /// @par Source  timm's `adapt_input_conv`
-  virtual torch::Tensor fit_weight(const std::string& key, const torch::Tensor& stored,
-                                   at::IntArrayRef shape) const {
-    const bool is_foldable = key == first_convolution() && stored.dim() == 4 && shape.size() == 4 &&
-                             stored.size(0) == shape[0] && stored.size(1) > 0 && shape[1] > 0 &&
-                             stored.size(2) == shape[2] && stored.size(3) == shape[3];
-    if (!is_foldable) return {};
-    const torch::Tensor weight = stored.to(torch::kFloat32);
-    if (shape[1] == 1) return weight.sum(1, /*keepdim=*/true);
-    const std::int64_t repeats = (shape[1] + stored.size(1) - 1) / stored.size(1);
-    return weight.repeat({1, repeats, 1, 1}).slice(1, 0, shape[1]) *
-           (static_cast<double>(stored.size(1)) / static_cast<double>(shape[1]));
-  }
-
-  /// Copies the whole backbone: weights, buffers, modes, frozen parameters, checkpointing; nothing
-  /// is shared.
-  ///
-  /// @param device  where the copy lives; empty: each tensor where the original is
-  std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
-    const std::shared_ptr<Backbone> copy = build_again();
-    copy->copy_from(*this, device);
-    return copy;
-  }
-
- protected:
-  Backbone(std::string name, std::int64_t raw_feature_dim, const BackboneOptions& options)
-      : torch::nn::Module(std::move(name)), options_(options), raw_feature_dim_(raw_feature_dim) {
-    check_options();
-  }
-
-  /// Builds another backbone from the same design and options.
-  virtual std::shared_ptr<Backbone> build_again() const = 0;
-  /// Takes over switches, segment count and exemptions.
-  virtual void copy_checkpointing_from(const Backbone& other) = 0;
-  /// Makes one row per image of what `forward_features` returned.
-  virtual torch::Tensor pool(torch::Tensor features) = 0;
-  /// Applies torchvision's head to pooled features; called only if there is one.
-  virtual torch::Tensor forward_head(torch::Tensor pooled) = 0;
-
-  /// Refuses images of a size that the network cannot take; any size is fine by default.
-  ///
-  /// @throws ArgumentError  with the sizes that would do
-  virtual void check_image_size(std::int64_t height, std::int64_t width) const {
-    static_cast<void>(height), static_cast<void>(width);
-  }
-
-  /// Refuses an option that this family has no use for; unset and 0 are fine.
-  void refuse_option(const char* option, const std::optional<double>& value) const {
-    require(value.value_or(0) == 0, [&] {
-      return ErrorMessage("remat.backbone.options")
-          .where(name())
-          .what(std::string(option) + " is " + number_text(*value) + ", and this network has none")
-          .cure("Leave it unset");
-    });
-  }
-
-  /// Registers `projection` if the options ask for one; called last, so that its keys come last.
-  void register_projection() {
-    if (options_.feature_dim == 0) return;
-    projection_ =
-        register_module("projection", torch::nn::Linear(raw_feature_dim_, options_.feature_dim));
-  }
-
- private:
-  void check_options() const {
-    require(!options_.pretrained || options_.weights.empty(), [&] {
-      return ErrorMessage("remat.backbone.options")
-          .where(name())
-          .what("pretrained = true and weights = \"" + options_.weights +
-                "\" were both given, and at most one is expected");
-    });
-    check_not_negative("feature_dim", options_.feature_dim, 0);
-    check_not_negative("num_classes", options_.num_classes, 0);
-    check_not_negative("in_channels", options_.in_channels, 1);
-    check_not_negative("image_size", options_.image_size, 0);
-    check_rate("dropout", options_.dropout);
-    check_rate("attention_dropout", options_.attention_dropout);
-    check_rate("stochastic_depth", options_.stochastic_depth);
-    require(options_.feature_dim == 0 || options_.num_classes == 0, [&] {
-      return ErrorMessage("remat.backbone.options")
-          .where(name())
-          .what("feature_dim = " + std::to_string(options_.feature_dim) +
-                " and num_classes = " + std::to_string(options_.num_classes) +
-                " were both given, and at most one is expected")
-          .cause("A classifier's head works on the raw features")
-          .cure("Leave one of them at 0");
-    });
-  }
-
-  void check_not_negative(const char* option, std::int64_t value, std::int64_t least) const {
-    require(value >= least, [&] {
-      return ErrorMessage("remat.backbone.options")
-          .where(name())
-          .what(std::string(option) + " is " + std::to_string(value) + ", at least " +
-                std::to_string(least) + " was expected");
-    });
-  }
-
-  void check_rate(const char* option, const std::optional<double>& rate) const {
-    require(!rate || (*rate >= 0 && *rate <= 1), [&] {
-      return ErrorMessage("remat.backbone.options")
-          .where(name())
-          .what(std::string(option) + " is " + number_text(*rate) +
-                ", a rate between 0 and 1 was expected");
-    });
-  }
-
-  static std::string number_text(double number) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g", number);
-    return text;
-  }
-
-  void check_images(const torch::Tensor& images_nchw) const {
-    const bool is_right = images_nchw.defined() && images_nchw.dim() == 4 &&
-                          images_nchw.size(1) == options_.in_channels;
-    require(is_right, [&] {
-      return ErrorMessage("remat.backbone.images")
-          .where(name())
-          .what("the images are " +
-                (images_nchw.defined() ? "of shape " + shape_text(images_nchw) : "undefined") +
-                ", (N, " + std::to_string(options_.in_channels) + ", H, W) was expected")
-          .cure(
-              "Add the batch dimension with unsqueeze(0), or build the backbone with the "
-              "in_channels of your images");
-    });
-  }
-
-  static std::string shape_text(const torch::Tensor& tensor) {
-    std::string text;
-    for (const std::int64_t size : tensor.sizes())
-      text += (text.empty() ? "(" : ", ") + std::to_string(size);
-    return text.empty() ? "()" : text + ")";
-  }
-
-  void copy_from(const Backbone& other, const OptionalDevice& device) {
-    const torch::NoGradGuard no_grad;
-    const auto copied = [&](const torch::Tensor& tensor) {
-      return device && tensor.device() != *device ? tensor.to(*device) : tensor.clone();
-    };
-    auto parameters = named_parameters();
-    for (const auto& item : other.named_parameters()) {
-      torch::Tensor& mine = parameters[item.key()];
-      mine.set_data(copied(item.value()));
-      mine.set_requires_grad(item.value().requires_grad());
-    }
-    auto buffers = named_buffers();
-    for (const auto& item : other.named_buffers())
-      buffers[item.key()].set_data(copied(item.value()));
-    // From the root down, since train() reaches everything below.
-    train(other.is_training());
-    auto modules = named_modules({}, /*include_self=*/false);
-    for (const auto& item : other.named_modules({}, /*include_self=*/false))
-      modules[item.key()]->train(item.value()->is_training());
-    copy_checkpointing_from(other);
-  }
-
-  // LibTorch calls this when the backbone is a child of a module that is cloned.
-  void clone_(torch::nn::Module& other, const OptionalDevice& device) final {
-    copy_from(dynamic_cast<Backbone&>(other), device);
-  }
-
-  BackboneOptions options_;
-  std::int64_t raw_feature_dim_;
-  torch::nn::Linear projection_{nullptr};
-};
-
-}  // namespace remat
-
 #include <algorithm>
-#include <ostream>
+#include <functional>
+#include <mutex>
+#include <variant>
 
 #include <initializer_list>
 
@@ -1827,7 +1452,6 @@ inline constexpr bool is_nondeterministic_on_accelerators(std::string_view name)
 #include <ATen/core/jit_type.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <mutex>
 #include <set>
 
 namespace remat::detail {
@@ -2136,6 +1760,7 @@ struct Value {
   bool is_revocable : 1 =
       false;  // `held` is a region's result: the producer stays able to make it again
   bool is_recomputed : 1 = false;
+  bool is_tiny : 1 = false;     // kept whatever the policies say
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
   bool is_result : 1 = false;  // a region's result
@@ -2487,6 +2112,8 @@ class ThreadCountGuard {
 
 }  // namespace remat::detail
 
+#include <ostream>
+
 #include <compare>
 
 namespace remat {
@@ -2601,22 +2228,24 @@ struct Chain {
 
 /// Keep policies: inside a checkpointed region, which results stay instead of being recomputed.
 ///
-/// | policy                   | keeps                                    | choose it when | |
-/// ------------------------ | ---------------------------------------- |
-/// ----------------------------------------- | | nothing                  | only the region's
-/// inputs and results     | memory is short; the default              | | convolutions_and_matmuls
-/// | what is costly to compute again          | time matters, normalisations are recomputed | |
-/// attention                | attention products and attention kernels | transformers: attention is
-/// most of the time |
+/// - `nothing`: only the region's inputs and results stay. Memory is short; the default.
+/// - `convolutions_and_matmuls`: what is costly to compute again stays, and normalisations,
+///   activations and dropout are recomputed. Time matters; MobileNet and EfficientNet.
+/// - `reducing_products`: of those the products that do not enlarge what they read, most of the time
+///   for a part of the memory. Transformers, RegNet, bottlenecks.
+/// - `attention`: attention products and attention kernels. Long sequences, where attention is most
+///   of the time.
 ///
 /// Left out: a policy by size alone, since a user's own predicate says that in one line.
 namespace remat::keep {
 
 /// What a keep policy is told about an operation.
 struct Operation {
-  std::string_view name;    ///< "aten::convolution"
-  std::size_t ordinal = 0;  ///< how many operations of this name came before it in the region
-  Bytes largest_input;      ///< the largest tensor among its arguments
+  std::string_view name;     ///< "aten::convolution"
+  std::size_t ordinal = 0;   ///< how many operations of this name came before it in the region
+  Bytes largest_input;       ///< the largest tensor among its arguments
+  std::size_t position = 0;  ///< how many operations of any name came before it in the region
+  std::size_t result = 0;    ///< which of its results is asked about, in the order of its returns
 };
 
 namespace detail {
@@ -2652,6 +2281,19 @@ struct convolutions_and_matmuls {
   }
 };
 
+/// Keeps the results of those convolutions and matrix products that are no larger than the largest
+/// tensor which the product reads.
+///
+/// In a block that widens and narrows again, a transformer's MLP, ConvNeXt's block, a bottleneck,
+/// the wide results take most of the memory and the narrow ones as much time to compute: keeping
+/// the narrow ones only saves nearly as much memory as `nothing` and costs little more time than
+/// `convolutions_and_matmuls`. A weight counts as a tensor that is read.
+struct reducing_products {
+  constexpr bool operator()(const Operation& operation, Bytes size) const {
+    return size <= operation.largest_input && convolutions_and_matmuls()(operation, size);
+  }
+};
+
 /// Keeps what attention computes: its two products, its softmax, and the results of fused attention
 /// kernels.
 ///
@@ -2677,12 +2319,14 @@ namespace remat::detail {
 using KeepPredicate = std::function<bool(const keep::Operation&, Bytes)>;
 
 class SavedTensor;
+class TapeObserver;
 
 /// A checkpointed region of a tape. Regions that are opened inside another share its tape.
 struct Region {
   std::string name;
   RegionId parent = none;
   int depth = 0;
+  std::size_t first_operation = 0;
   KeepPredicate keep;
   ska::flat_hash_map<const OperatorTraits*, std::size_t>
       ordinals;  // operations of each kind so far, for `keep`
@@ -2730,7 +2374,9 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
+  std::shared_ptr<TapeObserver> observer;  // null: nobody looks
   bool measures_time = false;
+  bool is_indivisible = false;  // regions inside are part of the outermost one
   bool is_sealed = false;
 
   // --- values of storages ---
@@ -3019,6 +2665,7 @@ inline void attach_to_backward_pass(std::shared_ptr<void> token) {
 
 }  // namespace remat::detail
 
+#include <atomic>
 #include <cstdlib>
 
 namespace remat {
@@ -3536,6 +3183,34 @@ inline c10::Storage materialise(Tape& tape, ValueId id, RegionId region) {
 
 namespace remat::detail {
 
+/// What an operation made: values, and the storages that they are in.
+using MadeValues = c10::SmallVector<std::pair<ValueId, c10::Storage>, 4>;
+
+/// Watches a tape while a step is recorded and run backward, see `StepObserver`. All calls come
+/// with the tape's mutex held, except `operation_begins`.
+class REMAT_VISIBLE TapeObserver {
+ public:
+  virtual ~TapeObserver() = default;
+
+  /// An operation that will be recorded is about to run its kernel.
+  virtual void operation_begins(Tape& tape) = 0;
+  virtual void operation_ended(Tape& tape, OperationId id, const MadeValues& made) = 0;
+  /// A value that was made before is held from now on.
+  virtual void kept(Tape& tape, ValueId id) = 0;
+  /// Autograd saved a value that the region made.
+  virtual void saved(Tape& tape, ValueId id) = 0;
+  /// Backward wants a saved value; what is missing of it will be recomputed after this call.
+  virtual void asked(Tape& tape, ValueId id) = 0;
+  /// A saved value is about to lose one of those who wait for it.
+  virtual void released(Tape& tape, ValueId id) = 0;
+  /// The outermost region has ended; what nothing needs is released after this call.
+  virtual void ended(Tape& tape) = 0;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
 /// A tensor that autograd saved inside a region.
 ///
 /// If the region made it, only the geometry is kept and unpacking asks the tape. Otherwise (inputs,
@@ -3552,7 +3227,7 @@ class SavedTensor final : public SavedTensorHooks {
     if (value_ == none) return;
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
     leave_recent();
-    tape_->remove_need(value_);
+    lose();
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -3587,6 +3262,7 @@ class SavedTensor final : public SavedTensorHooks {
     c10::Storage storage = memory_;
     if (!storage) {
       std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
+      if (tape_->observer) tape_->observer->asked(*tape_, value_);
       storage = materialise(*tape_, value_, region_);
     } else if (digest_ != 0 && digest_ != digest_of(storage, geometry_)) {
       throw changed();
@@ -3602,13 +3278,13 @@ class SavedTensor final : public SavedTensorHooks {
 
   /// The operation that saved this tensor has also written it: refer to what it holds afterwards.
   void rebind(ValueId id) {
-    tape_->remove_need(value_);
+    lose();
     bind(id);
   }
 
   /// As `rebind`, but the new content is external: hold the memory.
   void rebind(const c10::Storage& memory) {
-    tape_->remove_need(value_);
+    lose();
     value_ = none;
     memory_ = memory;
   }
@@ -3621,6 +3297,12 @@ class SavedTensor final : public SavedTensorHooks {
     tape_->add_need(id);
     tape_->widen_scope(id, region_);
     count_cost(value);
+    if (tape_->observer) tape_->observer->saved(*tape_, id);
+  }
+
+  void lose() {
+    if (tape_->observer) tape_->observer->released(*tape_, value_);
+    tape_->remove_need(value_);
   }
 
   /// A unit's cost is what it would have saved and does not, and what a policy keeps of it.
@@ -3804,6 +3486,7 @@ class Recorder {
     std::unique_ptr<RandomState> random =
         traits_.is_random ? std::make_unique<RandomState>() : nullptr;
 
+    if (tape_.observer) tape_.observer->operation_begins(tape_);
     const auto start = tape_.measures_time ? std::chrono::steady_clock::now()
                                            : std::chrono::steady_clock::time_point{};
     if (random)
@@ -3829,6 +3512,7 @@ class Recorder {
     operation.result_count =
         static_cast<std::uint32_t>(tape_.results.size() - operation.first_result);
     apply_keep_policy(operation);
+    if (tape_.observer) tape_.observer->operation_ended(tape_, id, made_);
     tape_.forget_recent();
     ++process_state().recorded;
   }
@@ -3976,10 +3660,12 @@ class Recorder {
     constexpr std::int64_t tiny_share = 64;
     const bool keeps_statistics = process_state().keeps_statistics;
     const std::int64_t largest = std::max(call_.largest, largest_made_);
+    std::size_t index = 0;
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
-      made.kept_from_depth =
-          keeps_statistics && made.nbytes * tiny_share <= largest ? 0 : kept_from(made);
+      made.is_tiny = keeps_statistics && made.nbytes * tiny_share <= largest;
+      made.kept_from_depth = made.is_tiny ? 0 : kept_from(made, index);
+      ++index;
       if (made.kept_from_depth == 0) {
         made.is_shared = true;
         tape_.set_held(id, storage);
@@ -3993,14 +3679,15 @@ class Recorder {
   }
 
   /// The depth from which on every region that encloses the operation keeps the value.
-  int kept_from(const Value& made) {
+  int kept_from(const Value& made, std::size_t index) {
     RegionId id = tape_.region;
     int depth = tape_.depth(id) + 1;
     for (; id != none; id = tape_.regions[static_cast<std::size_t>(id)].parent, --depth) {
       Region& region = tape_.regions[static_cast<std::size_t>(id)];
-      if (!region.keep ||
-          !region.keep({traits_.name, region.ordinals[&traits_], Bytes{call_.largest}},
-                       Bytes{made.nbytes}))
+      const std::size_t position = tape_.operations.size() - 1 - region.first_operation;
+      if (!region.keep || !region.keep({traits_.name, region.ordinals[&traits_],
+                                        Bytes{call_.largest}, position, index},
+                                       Bytes{made.nbytes}))
         break;
     }
     return depth;
@@ -4013,7 +3700,7 @@ class Recorder {
   std::size_t first_argument_ = 0;
   std::size_t first_use_ = 0;
   std::int64_t largest_made_ = 0;  // bytes of the largest result
-  c10::SmallVector<std::pair<ValueId, c10::Storage>, 4> made_;
+  MadeValues made_;
 };
 
 /// The fallback on the recorder's dispatch key.
@@ -4152,15 +3839,19 @@ namespace remat::detail {
 
 /// How a region is to be checkpointed.
 struct RegionOptions {
-  KeepPredicate keep;                           ///< empty: keep nothing
+  KeepPredicate keep{};                         ///< empty: keep nothing
   std::string name = "checkpoint";              ///< for messages
   std::vector<UnitCost>* unit_costs = nullptr;  ///< filled by unit, see `begin_unit`
   bool measures_time = false;
-  std::function<void(Tape&)> at_end;  ///< sees the tape when the region has ended well
+  bool is_indivisible = false;  ///< regions inside are part of this one, if it is the outermost
+  std::shared_ptr<TapeObserver> observer{};  ///< watches the tape, if this region is the outermost
+  std::function<void(Tape&)> at_end{};       ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.
 inline bool records_regions() {
+  const std::shared_ptr<Tape>& around = thread_state().tape;
+  if (around && around->is_indivisible) return false;
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
          !thread_state().is_plain && install_engine();
 }
@@ -4173,6 +3864,10 @@ class RegionScope {
     is_outermost_ = !thread.tape;
     if (is_outermost_) thread.tape = std::make_shared<Tape>();
     tape_ = thread.tape;
+    if (is_outermost_) {
+      tape_->observer = options.observer;
+      tape_->is_indivisible = options.is_indivisible;
+    }
 
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
     parent_ = tape_->region;
@@ -4180,6 +3875,7 @@ class RegionScope {
     region.name = options.name;
     region.parent = parent_;
     region.depth = tape_->depth(parent_) + 1;
+    region.first_operation = tape_->operations.size();
     region.keep = options.keep;
     region.unit_costs = options.unit_costs;
     tape_->region = static_cast<RegionId>(tape_->regions.size() - 1);
@@ -4197,6 +3893,7 @@ class RegionScope {
     region.keep = nullptr;  // what it captured may own what this graph hangs on
     tape_->region = parent_;
     if (!is_outermost_) return;
+    if (tape_->observer) tape_->observer->ended(*tape_);
     tape_->seal();
     thread_state().tape.reset();
   }
@@ -4318,6 +4015,1922 @@ decltype(auto) call_plain(Function&& fn, Inputs&&... inputs) {
   const detail::PlainScope scope;
   return std::invoke(std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
 }
+
+}  // namespace remat
+
+namespace remat {
+
+/// What one training step did, forward and backward, as plain numbers: enough to say what it would
+/// need with other values kept.
+///
+/// Values, operations and their numbers are those of the region's `Graph`. Memory is told apart in
+/// two kinds: that of the values, whose lifetimes depend on what is kept, and all other memory
+/// (gradients, temporaries of backward, what ran outside of the region), whose course does not.
+struct StepTrace {
+  /// No producer, or nothing written over.
+  static constexpr std::int32_t kNone = -1;
+
+  /// The content of one storage at one time.
+  struct Value {
+    std::int64_t bytes = 0;
+    std::int32_t producer = kNone;    ///< the operation that made it; none: it came from outside
+    std::int32_t takes_over = kNone;  ///< the recorded value over which it was written, in place
+    bool is_copied = false;       ///< written over something from outside: a recompute copies that
+    bool is_always_kept = false;  ///< a side result so small that it is never recomputed
+    bool is_result = false;       ///< what the region returned
+  };
+
+  /// One operation, in the order of forward.
+  struct Operation {
+    std::string name;                 ///< "aten::convolution"
+    std::vector<std::int32_t> reads;  ///< values, one entry per argument
+    std::vector<std::int32_t> makes;  ///< values
+    std::int64_t peak = 0;            ///< bytes above those before it, its results included
+    double seconds = 0;
+  };
+
+  enum class Kind : std::uint8_t {
+    ran,       ///< an operation of forward
+    let_go,    ///< nobody but the tape holds a value's memory any more
+    ended,     ///< the region ended
+    saved,     ///< autograd saved a value
+    asked,     ///< backward asked for a saved value
+    released,  ///< a saved value was released
+    done,      ///< the step ended
+  };
+
+  /// Something that happened, and the other memory at that time.
+  struct Event {
+    Kind kind = Kind::done;
+    std::int32_t id = kNone;  ///< of the operation or value
+    std::int64_t other = 0;   ///< bytes of other memory when it happened
+    std::int64_t peak = 0;    ///< most bytes of other memory since the event before
+  };
+
+  std::vector<Value> values;
+  std::vector<Operation> operations;
+  std::vector<Event> events;
+
+  /// Returns for each value how many saved tensors wait for it when the region has ended.
+  std::vector<std::int32_t> saved_counts() const {
+    std::vector<std::int32_t> counts(values.size(), 0);
+    for (const Event& event : events) {
+      if (event.kind == Kind::ended) break;
+      if (event.kind == Kind::saved) ++counts[static_cast<std::size_t>(event.id)];
+      if (event.kind == Kind::released) --counts[static_cast<std::size_t>(event.id)];
+    }
+    return counts;
+  }
+
+  /// Returns the bytes of what the region returned.
+  Bytes result_bytes() const {
+    Bytes sum;
+    for (const Value& value : values)
+      if (value.is_result) sum += Bytes{value.bytes};
+    return sum;
+  }
+
+  /// Returns the measured time of forward's operations.
+  double seconds() const {
+    double sum = 0;
+    for (const Operation& operation : operations) sum += operation.seconds;
+    return sum;
+  }
+};
+
+}  // namespace remat
+
+namespace remat::detail {
+
+/// Traces one training step for `StepSimulation`: set as the tape's observer and, on the thread
+/// that runs forward and backward, as the allocation listener.
+///
+/// Autograd's own memory is observed and not modelled: what is allocated is either a recorded
+/// value, or made by a recompute, or other memory, whose course does not depend on what is kept.
+class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeObserver {
+ public:
+  /// Returns the trace; called after the backward pass.
+  StepTrace finish() {
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::done, none);
+    return std::move(trace_);
+  }
+
+  // --- memory ---
+
+  void changed(const void* block, std::int64_t bytes, c10::Device) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes > 0) {
+      blocks_[block] = {slice_depth_ > 0 ? Owner::slice
+                        : is_running_    ? Owner::operation
+                                         : Owner::other,
+                        bytes, none};
+      if (slice_depth_ == 0) grow(is_running_, bytes);
+      return;
+    }
+    const auto found = blocks_.find(block);
+    if (found == blocks_.end()) return;  // from before the step
+    const Block gone = found->second;
+    blocks_.erase(found);
+    if (gone.owner == Owner::value) {
+      emit_let_go(gone.value);
+    } else if (gone.owner != Owner::slice) {
+      grow(gone.owner == Owner::operation, -gone.bytes);
+    }
+  }
+
+  void recompute_begins() override {
+    const std::lock_guard lock(mutex_);
+    ++slice_depth_;
+  }
+  void recompute_ended(std::int64_t) override {
+    const std::lock_guard lock(mutex_);
+    --slice_depth_;
+  }
+
+  // --- the tape ---
+
+  void operation_begins(Tape& tape) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::ran, none);
+    is_running_ = true;
+    running_event_ = trace_.events.size() - 1;
+    operation_bytes_ = operation_peak_ = 0;
+  }
+
+  void operation_ended(Tape& tape, OperationId id, const MadeValues& made) override {
+    const std::lock_guard lock(mutex_);
+    is_running_ = false;
+    trace_.events[running_event_].id = id;
+    trace_.operations.resize(static_cast<std::size_t>(id) + 1);
+    trace_.operations[static_cast<std::size_t>(id)].peak = operation_peak_;
+    for (const auto& [value, storage] : made) {
+      StepTrace::Value& noted = this->value(value);
+      const auto found = blocks_.find(storage.data());
+      if (found == blocks_.end()) continue;
+      Block& block = found->second;
+      noted.bytes = block.bytes;
+      if (block.owner == Owner::operation) operation_bytes_ -= block.bytes;
+      if (block.owner == Owner::other) other_ -= block.bytes, noted.is_copied = true;
+      if (block.owner == Owner::value) noted.takes_over = block.value;
+      block.owner = Owner::value;
+      block.value = value;
+      if (tape.values[static_cast<std::size_t>(value)].held) kept_.push_back(value);
+    }
+    // What else the operation left behind, such as the state of a random number generator.
+    for (auto& [address, block] : blocks_)
+      if (block.owner == Owner::operation) block.owner = Owner::other;
+    other_ += operation_bytes_;
+    peak_ = std::max(peak_, other_);
+  }
+
+  void kept(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(id);
+  }
+  void saved(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::saved, id);
+  }
+  void asked(Tape& tape, ValueId id) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::asked, id);
+  }
+  void released(Tape& tape, ValueId id) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::released, id);
+  }
+
+  void ended(Tape& tape) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::ended, none);
+    trace_.operations.resize(tape.operations.size());
+    for (std::size_t i = 0; i < tape.values.size(); ++i) {
+      StepTrace::Value& noted = value(static_cast<ValueId>(i));
+      noted.producer = tape.values[i].producer;
+      noted.is_always_kept = tape.values[i].is_tiny;
+      noted.is_result = tape.values[i].is_result;
+      if (noted.is_result && tape.values[i].held && noted.producer != none)
+        kept_.push_back(static_cast<ValueId>(i));
+    }
+    for (std::size_t i = 0; i < tape.operations.size(); ++i) note(tape, i);
+  }
+
+ private:
+  enum class Owner : std::uint8_t { value, operation, slice, other };
+  struct Block {
+    Owner owner = Owner::other;
+    std::int64_t bytes = 0;
+    ValueId value = none;
+  };
+
+  StepTrace::Value& value(ValueId id) {
+    if (trace_.values.size() <= static_cast<std::size_t>(id))
+      trace_.values.resize(static_cast<std::size_t>(id) + 1);
+    return trace_.values[static_cast<std::size_t>(id)];
+  }
+
+  void note(const Tape& tape, std::size_t index) {
+    const Operation& operation = tape.operations[index];
+    StepTrace::Operation& noted = trace_.operations[index];
+    noted.name = operation.traits->name;
+    noted.seconds = static_cast<double>(operation.seconds);
+    for (std::size_t i = 0; i < operation.use_count; ++i) {
+      const Use& use = tape.uses[operation.first_use + i];
+      if (use.needs_content) noted.reads.push_back(use.value);
+    }
+    for (std::size_t i = 0; i < operation.result_count; ++i)
+      noted.makes.push_back(tape.results[operation.first_result + i].value);
+  }
+
+  void grow(bool in_operation, std::int64_t bytes) {
+    if (in_operation) {
+      operation_bytes_ += bytes;
+      operation_peak_ = std::max(operation_peak_, operation_bytes_);
+    } else {
+      other_ += bytes;
+      peak_ = std::max(peak_, other_);
+    }
+  }
+
+  void emit(StepTrace::Kind kind, std::int32_t id) {
+    trace_.events.push_back({kind, id, other_, peak_});
+    peak_ = other_;
+  }
+
+  void emit_let_go(ValueId id) {
+    if (is_let_go_.size() <= static_cast<std::size_t>(id))
+      is_let_go_.resize(static_cast<std::size_t>(id) + 1);
+    if (is_let_go_[static_cast<std::size_t>(id)]) return;
+    is_let_go_[static_cast<std::size_t>(id)] = true;
+    emit(StepTrace::Kind::let_go, id);
+  }
+
+  /// What the tape holds does not show by a release that nobody else holds it any more.
+  void look_for_unused(Tape& tape) {
+    const std::lock_guard tape_lock(tape.mutex);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(kept_, [&](ValueId id) {
+      const Value& value = tape.values[static_cast<std::size_t>(id)];
+      if (value.held && value.held.use_count() > 1) return false;
+      if (value.held) emit_let_go(id);
+      return true;
+    });
+  }
+
+  std::recursive_mutex mutex_;  // a block that is freed in a look at the tape is reported at once
+  StepTrace trace_;
+  ska::flat_hash_map<const void*, Block> blocks_;
+  std::vector<ValueId> kept_;  // by the tape, and by others as far as is known
+  std::vector<bool> is_let_go_;
+  std::int64_t other_ = 0, peak_ = 0;                      // of other memory
+  std::int64_t operation_bytes_ = 0, operation_peak_ = 0;  // of the running operation
+  std::size_t running_event_ = 0;
+  int slice_depth_ = 0;
+  bool is_running_ = false;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Calls `step(options)`, which runs forward as a region with these options and then backward, and
+/// returns what it did.
+///
+/// The region keeps nothing but what `keep_while_tracing` is given, so that a step that does not
+/// fit in memory without checkpointing can be traced.
+template <class Step>
+StepTrace trace_step(std::string name, Step&& step) {
+  const auto observer = std::make_shared<StepObserver>();
+  RegionOptions options;
+  options.name = std::move(name);
+  options.measures_time = true;
+  options.is_indivisible = true;
+  options.observer = observer;
+  const AllocationListenerGuard guard(observer);
+  std::forward<Step>(step)(options);
+  return observer->finish();
+}
+
+/// While a step is traced: keeps a layer's output, so that backward recomputes layer by layer.
+inline void keep_while_tracing(const at::Tensor& output) {
+  const std::shared_ptr<Tape>& tape = thread_state().tape;
+  if (!tape || !tape->observer || !output.defined() || !has_plain_storage(output)) return;
+  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
+  const ValueId id = tape->current(output, Version::number_of(output));
+  if (id == none) return;
+  Value& value = tape->values[static_cast<std::size_t>(id)];
+  if (value.producer == none || value.held) return;
+  value.is_shared = true;
+  tape->set_held(id, output.storage());
+  tape->observer->kept(*tape, id);
+}
+
+}  // namespace remat::detail
+
+namespace remat {
+
+/// How much memory a training step may need: bytes, or a part of what it needs without
+/// checkpointing.
+///
+/// Counted are tensors that the step allocates (saved values, gradients, temporaries), above the
+/// level before it, as `MemoryMeter` does; parameters and inputs are there before.
+class MemoryBudget {
+ public:
+  /// @throws ArgumentError  if there is less than one byte
+  static MemoryBudget bytes(Bytes count) {
+    require(count.count > 0, [&] {
+      return ErrorMessage("remat.budget.bytes")
+          .where("remat::MemoryBudget::bytes")
+          .what("the budget is " + to_string(count) + ", at least 1 byte was expected");
+    });
+    return MemoryBudget(count, 0);
+  }
+
+  /// @param part  above 0; 1 and more is plain
+  /// @throws ArgumentError  if `part` is not above 0
+  static MemoryBudget fraction_of_plain(double part) {
+    require(std::isfinite(part) && part > 0, [&] {
+      return ErrorMessage("remat.budget.fraction")
+          .where("remat::MemoryBudget::fraction_of_plain")
+          .what("the fraction is " + std::to_string(part) + ", a number above 0 was expected")
+          .cure("0.5 is half of the peak without checkpointing");
+    });
+    return MemoryBudget({}, part);
+  }
+
+  /// Returns the bytes, for a step that needs `plain_peak` without checkpointing.
+  Bytes resolve(Bytes plain_peak) const {
+    if (part_ == 0) return bytes_;
+    return {static_cast<std::int64_t>(part_ * static_cast<double>(plain_peak.count))};
+  }
+
+  friend bool operator==(const MemoryBudget&, const MemoryBudget&) = default;
+
+ private:
+  MemoryBudget(Bytes count, double part) : bytes_(count), part_(part) {}
+
+  Bytes bytes_;
+  double part_;  // 0: `bytes_` counts
+};
+
+}  // namespace remat
+
+#include <iterator>
+
+namespace remat {
+
+/// Says for each value of a trace whether it stays.
+using KeptValues = std::vector<bool>;
+
+/// What a step costs with some values kept.
+struct StepCost {
+  Bytes peak;                         ///< the most bytes alive at once, above those before the step
+  double seconds = 0;                 ///< of operations that backward runs again
+  std::int64_t recomputed_count = 0;  ///< how many those are
+  double excess = 0;  ///< sum over the trace's events of the bytes above the limit: how far a plan
+                      ///< is from fitting
+};
+
+/// Runs a traced step on paper, with other values kept than when it was traced.
+///
+/// Does to numbers what the engine does to tensors: the same counts of need, the same slices, the
+/// same releases, so that the predicted peak is the one that the memory meter shows. It covers one
+/// region without regions inside, and backward passes that release their graph.
+///
+/// @par Threads  one simulation per thread; it refers to the trace
+class StepSimulation {
+ public:
+  explicit StepSimulation(const StepTrace& trace)
+      : trace_(trace), saved_(trace.saved_counts()), block_(trace.values.size()) {
+    for (std::size_t id = 0; id < trace.values.size(); ++id) {
+      const StepTrace::Value& value = trace.values[id];
+      const bool is_new = value.takes_over == StepTrace::kNone;
+      block_[id] = is_new ? static_cast<std::int32_t>(id) : block_[at(value.takes_over)];
+    }
+    readers_.resize(trace.values.size());
+    state_.resize(trace.values.size());
+    made_in_.resize(trace.values.size());
+    seen_in_.resize(trace.operations.size());
+  }
+
+  /// Returns what the step costs if the given values stay.
+  ///
+  /// @param limit  for `StepCost::excess`
+  StepCost run(const KeptValues& kept, Bytes limit = {}) { return run(kept, limit, nullptr); }
+
+  /// Returns for each event of the trace the most bytes alive from the event before on.
+  std::vector<Bytes> timeline(const KeptValues& kept) {
+    std::vector<Bytes> peaks;
+    run(kept, {}, &peaks);
+    return peaks;
+  }
+
+ private:
+  enum class Memory : std::uint8_t { none, first, again };  // of forward, or of a recompute
+  struct State {
+    std::int32_t need = 0;
+    std::int32_t holders = 0;  // of a block: values that the tape holds in it
+    Memory held = Memory::none;
+    bool is_revocable = false;
+    bool is_used = false;  // a block: somebody besides the tape holds it
+    bool is_made = false;  // in the running slice: its memory is there
+    bool stays = false;    // it will be there when the slice has run
+  };
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+  const StepTrace::Operation& operation(std::int32_t id) const { return trace_.operations[at(id)]; }
+  State& state(std::int32_t id) { return state_[at(id)]; }
+  const StepTrace::Value& value(std::int32_t id) const { return trace_.values[at(id)]; }
+
+  StepCost run(const KeptValues& kept, Bytes limit, std::vector<Bytes>* timeline) {
+    std::fill(state_.begin(), state_.end(), State());
+    is_live_.assign(trace_.operations.size(), false);
+    live_ = peak_ = 0;
+    cost_ = StepCost();
+    for (const StepTrace::Event& event : trace_.events) {
+      other_ = event.other;
+      std::int64_t before = std::exchange(peak_, live_ + event.peak);
+      happen(event, kept);
+      cost_.excess += static_cast<double>(std::max<std::int64_t>(peak_ - limit.count, 0));
+      if (timeline != nullptr) timeline->push_back({peak_});
+      peak_ = std::max(peak_, before);
+    }
+    cost_.peak = {peak_};
+    return cost_;
+  }
+
+  void happen(const StepTrace::Event& event, const KeptValues& kept) {
+    switch (event.kind) {
+      case StepTrace::Kind::ran:
+        return run_first(event.id, kept);
+      case StepTrace::Kind::let_go:
+        return let_go(event.id);
+      case StepTrace::Kind::ended:
+        return end_region();
+      case StepTrace::Kind::asked:
+        if (state(event.id).held == Memory::none) run_slice(event.id);
+        return;
+      case StepTrace::Kind::released:
+        if (is_ended() && lose_reader(event.id)) settle(value(event.id).producer);
+        return;
+      case StepTrace::Kind::saved:
+      case StepTrace::Kind::done:
+        return;
+    }
+  }
+
+  bool is_ended() const { return is_ended_; }
+  void see(std::int64_t bytes) { peak_ = std::max(peak_, bytes + other_); }
+
+  // --- forward ---
+
+  void run_first(std::int32_t id, const KeptValues& kept) {
+    is_ended_ = false;
+    see(live_ + operation(id).peak);
+    for (const std::int32_t made : operation(id).makes) {
+      const StepTrace::Value& result = value(made);
+      State& block = state(block_[at(made)]);
+      if (result.takes_over == StepTrace::kNone) {
+        live_ += result.bytes;
+        block.is_used = true;
+      } else if (state(result.takes_over).held != Memory::none) {
+        state(result.takes_over).held = Memory::none;  // let go: it would have to be copied
+        --block.holders;
+      }
+      if (result.is_always_kept || kept[at(made)]) hold(made);
+    }
+  }
+
+  void hold(std::int32_t id) {
+    state(id).held = Memory::first;
+    ++state(block_[at(id)]).holders;
+  }
+
+  void let_go(std::int32_t id) {
+    State& block = state(block_[at(id)]);
+    if (!block.is_used) return;
+    block.is_used = false;
+    if (block.holders == 0) live_ -= value(id).bytes;
+  }
+
+  void release(std::int32_t id) {
+    State& released = state(id);
+    const Memory memory = std::exchange(released.held, Memory::none);
+    released.is_revocable = false;
+    if (memory == Memory::again) live_ -= value(id).bytes;
+    if (memory != Memory::first) return;
+    State& block = state(block_[at(id)]);
+    if (--block.holders == 0 && !block.is_used) live_ -= value(id).bytes;
+  }
+
+  void end_region() {
+    is_ended_ = true;
+    const auto count = static_cast<std::int32_t>(trace_.values.size());
+    for (std::int32_t id = 0; id < count; ++id) {
+      state(id).need += saved_[at(id)];
+      if (!value(id).is_result || value(id).producer == StepTrace::kNone) continue;
+      if (state(id).held == Memory::none) hold(id);
+      state(id).is_revocable = true;
+    }
+    for (std::int32_t id = 0; id < count; ++id)
+      if (saved_[at(id)] > 0 && !is_held(id)) wake(value(id).producer);
+    for (std::int32_t id = 0; id < count; ++id)
+      if (state(id).need == 0 && state(id).held != Memory::none) release(id);
+  }
+
+  // --- need ---
+
+  bool is_held(std::int32_t id) {
+    return state(id).held != Memory::none && !state(id).is_revocable;
+  }
+
+  void wake(std::int32_t first) {
+    todo_.assign(1, first);
+    while (!todo_.empty()) {
+      const std::int32_t id = todo_.back();
+      todo_.pop_back();
+      if (id == StepTrace::kNone || is_live_[at(id)]) continue;
+      is_live_[at(id)] = true;
+      for (const std::int32_t read : operation(id).reads)
+        if (state(read).need++ == 0 && !is_held(read)) todo_.push_back(value(read).producer);
+    }
+  }
+
+  void settle(std::int32_t first) {
+    todo_.assign(1, first);
+    while (!todo_.empty()) {
+      const std::int32_t id = todo_.back();
+      todo_.pop_back();
+      if (!is_live_[at(id)] || has_wanted_result(id)) continue;
+      is_live_[at(id)] = false;
+      for (const std::int32_t read : operation(id).reads)
+        if (lose_reader(read)) todo_.push_back(value(read).producer);
+    }
+  }
+
+  bool has_wanted_result(std::int32_t id) {
+    return std::ranges::any_of(operation(id).makes, [this](std::int32_t made) {
+      return state(made).need > 0 && !is_held(made);
+    });
+  }
+
+  bool lose_reader(std::int32_t id) {
+    if (--state(id).need > 0) return false;
+    if (state(id).held != Memory::none) release(id);
+    return value(id).producer != StepTrace::kNone;
+  }
+
+  // --- slices ---
+
+  bool is_there(std::int32_t id) {
+    return state(id).held != Memory::none || value(id).producer == StepTrace::kNone;
+  }
+
+  void run_slice(std::int32_t target) {
+    ++slice_;
+    collect(target);
+    for (const std::int32_t id : order_) run_again(id);
+    for (const std::int32_t id : touched_) {
+      State& made = state(id);
+      if (!std::exchange(made.is_made, false)) continue;
+      if (!made.stays) {
+        live_ -= value(id).bytes;
+        continue;
+      }
+      made.held = Memory::again;
+      if (made.need > 0) settle(value(id).producer);
+    }
+  }
+
+  void collect(std::int32_t target) {
+    order_.clear();
+    touched_.clear();
+    todo_.assign(1, target);
+    while (!todo_.empty()) {
+      const std::int32_t id = todo_.back();
+      todo_.pop_back();
+      const std::int32_t producer = value(id).producer;
+      if (is_there(id) || seen_in_[at(producer)] == slice_) continue;
+      seen_in_[at(producer)] = slice_;
+      order_.push_back(producer);
+      const auto& reads = operation(producer).reads;
+      todo_.insert(todo_.end(), reads.begin(), reads.end());
+    }
+    std::ranges::sort(order_);
+    for (const std::int32_t id : order_)
+      for (const std::int32_t read : operation(id).reads)
+        if (!is_there(read)) touch(read), ++readers_[at(read)];
+    for (const std::int32_t id : order_)
+      for (const std::int32_t made : operation(id).makes) {
+        if (state(made).need == 0 || is_there(made)) continue;
+        touch(made);
+        state(made).stays = state(made).need > readers_[at(made)];
+      }
+    touch(target);
+    state(target).stays = true;
+  }
+
+  void touch(std::int32_t id) {
+    if (made_in_[at(id)] == slice_) return;
+    made_in_[at(id)] = slice_;
+    readers_[at(id)] = 0;
+    state(id).stays = state(id).is_made = false;
+    touched_.push_back(id);
+  }
+
+  bool is_touched(std::int32_t id) const { return made_in_[at(id)] == slice_; }
+
+  void run_again(std::int32_t id) {
+    const StepTrace::Operation& again = operation(id);
+    cost_.seconds += again.seconds;
+    ++cost_.recomputed_count;
+    for (const std::int32_t made : again.makes) {
+      const StepTrace::Value& result = value(made);
+      // Written in place: into the old content if nobody else wants that, else into a copy.
+      if (result.takes_over != StepTrace::kNone ? !read_last(result.takes_over) : result.is_copied)
+        live_ += result.bytes;
+    }
+    see(live_ + again.peak);
+    for (const std::int32_t made : again.makes) {
+      const StepTrace::Value& result = value(made);
+      const bool is_written = result.takes_over != StepTrace::kNone || result.is_copied;
+      const bool is_wanted = is_touched(made) && (readers_[at(made)] > 0 || state(made).stays);
+      if (is_wanted) state(made).is_made = true;
+      if (is_wanted && !is_written) live_ += result.bytes;
+      if (!is_wanted && is_written) live_ -= result.bytes;
+    }
+    for (const std::int32_t read : again.reads) {
+      const bool is_written = std::ranges::any_of(
+          again.makes, [&](std::int32_t made) { return value(made).takes_over == read; });
+      if (!is_written && read_last(read)) live_ -= value(read).bytes;
+    }
+  }
+
+  /// Counts a reader off; true if it was the last one and the memory is now its reader's.
+  bool read_last(std::int32_t id) {
+    if (!is_touched(id) || !state(id).is_made) return false;
+    if (--readers_[at(id)] > 0 || state(id).stays) return false;
+    state(id).is_made = false;
+    return true;
+  }
+
+  const StepTrace& trace_;
+  std::vector<std::int32_t> saved_;  // saved tensors per value when the region ended
+  std::vector<std::int32_t> block_;  // the value that first had the memory
+  std::vector<State> state_;
+  std::vector<bool> is_live_;
+  std::vector<std::int32_t> readers_;
+  std::vector<std::int64_t> made_in_, seen_in_;  // the last slice that a value, an operation was in
+  std::vector<std::int32_t> todo_, order_, touched_;
+  std::int64_t slice_ = 0, live_ = 0, peak_ = 0, other_ = 0;
+  bool is_ended_ = false;
+  StepCost cost_;
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// One way to run a step: what stays, and what that costs.
+struct StepPoint {
+  KeptValues kept;
+  StepCost cost;
+};
+
+/// The ways of which none is better than another in memory and in time, the least memory first.
+///
+/// A budget takes the fastest that fits. So a smaller budget never gets more memory than a larger
+/// one.
+class StepPoints {
+ public:
+  /// Adds a way unless one that is there needs neither more memory nor more time; takes out those
+  /// that are now worse.
+  void add(const KeptValues& kept, const StepCost& cost) {
+    const auto above = points_.upper_bound(cost.peak.count);
+    if (above != points_.begin() && std::prev(above)->second.cost.seconds <= cost.seconds) return;
+    auto worse = points_.lower_bound(cost.peak.count);
+    while (worse != points_.end() && worse->second.cost.seconds >= cost.seconds)
+      worse = points_.erase(worse);
+    points_.emplace(cost.peak.count, StepPoint{kept, cost});
+  }
+
+  bool is_empty() const { return points_.empty(); }
+  /// Returns the way of the least memory; there must be one.
+  const StepPoint& least() const { return points_.begin()->second; }
+  /// Returns the fastest way, that of a plain step; there must be one.
+  const StepPoint& most() const { return points_.rbegin()->second; }
+  /// Returns the fastest way within the budget; null if there is none.
+  const StepPoint* fastest_within(Bytes budget) const {
+    const auto above = points_.upper_bound(budget.count);
+    return above == points_.begin() ? nullptr : &std::prev(above)->second;
+  }
+  /// Returns the ways, the least memory first.
+  std::vector<StepPoint> list() const {
+    std::vector<StepPoint> points;
+    for (const auto& [peak, point] : points_) points.push_back(point);
+    return points;
+  }
+
+ private:
+  std::map<std::int64_t, StepPoint> points_;  // by peak; seconds fall
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// Which results of a region's operations stay, operation by operation, and what that is predicted
+/// to cost.
+///
+/// It is applied by position: the n-th operation that runs must be the one that was the n-th when
+/// the plan was made. From the first that is another one on, everything is dropped, which is right,
+/// and only slower.
+struct MemoryPlan {
+  struct Result {
+    Bytes bytes;
+    bool is_kept = false;
+
+    friend bool operator==(const Result&, const Result&) = default;
+  };
+  struct Operation {
+    std::string name;  ///< "aten::convolution"
+    std::vector<Result> results;
+
+    friend bool operator==(const Operation&, const Operation&) = default;
+  };
+
+  std::vector<Operation> operations;  ///< in the order of forward
+  Bytes budget;
+  Bytes peak;                         ///< predicted
+  Bytes plain_peak;                   ///< without checkpointing
+  double recomputed_seconds = 0;      ///< of operations that backward runs again
+  double forward_seconds = 0;         ///< of all of forward's, to compare with
+  std::int64_t recomputed_count = 0;  ///< operations that backward runs again
+
+  /// Returns the bytes that stay from forward to backward because the plan says so.
+  Bytes kept() const {
+    Bytes sum;
+    for (const Operation& operation : operations)
+      for (const Result& result : operation.results)
+        if (result.is_kept) sum += result.bytes;
+    return sum;
+  }
+
+  friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
+};
+
+/// Returns the plan for one of the ways to run a traced step.
+inline MemoryPlan make_memory_plan(const StepTrace& trace, const StepPoint& point, Bytes plain_peak,
+                                   Bytes budget) {
+  MemoryPlan plan;
+  for (const StepTrace::Operation& operation : trace.operations) {
+    MemoryPlan::Operation& planned = plan.operations.emplace_back();
+    planned.name = operation.name;
+    for (const std::int32_t id : operation.makes) {
+      const auto index = static_cast<std::size_t>(id);
+      planned.results.push_back({Bytes{trace.values[index].bytes}, point.kept[index]});
+    }
+  }
+  plan.budget = budget;
+  plan.plain_peak = plain_peak;
+  plan.peak = point.cost.peak;
+  plan.recomputed_seconds = point.cost.seconds;
+  plan.forward_seconds = trace.seconds();
+  plan.recomputed_count = point.cost.recomputed_count;
+  return plan;
+}
+
+/// Returns the fastest plan within the budget.
+///
+/// @param points   all ways to run the traced step, see `KeepSearch`
+/// @param reserve  of the budget, for what the trace does not see
+/// @throws ArgumentError  if no plan fits, with the least budget that has one
+inline MemoryPlan plan_within(const StepTrace& trace, const StepPoints& points,
+                              const MemoryBudget& budget, Bytes reserve, std::string_view where) {
+  const Bytes plain_peak = points.most().cost.peak;
+  const Bytes most = budget.resolve(plain_peak + reserve);
+  const StepPoint* point = points.fastest_within(most - reserve);
+  require(point != nullptr, [&] {
+    const Bytes least = points.least().cost.peak + reserve;
+    char part[32];
+    std::snprintf(part, sizeof part, "%.3f",
+                  static_cast<double>(least.count) / static_cast<double>(plain_peak.count) + 5e-4);
+    return ErrorMessage("remat.budget.infeasible")
+        .where(where)
+        .what("no plan needs " + to_string(most) + " (" + std::to_string(most.count) +
+              " bytes) or less")
+        .cause("the least that was found is " + to_string(least) + " (" +
+               std::to_string(least.count) + " bytes, " + part + " of the plain step's " +
+               to_string(plain_peak) + ")")
+        .cure("Raise the budget to that, or make the batch smaller");
+  });
+  return make_memory_plan(trace, *point, plain_peak, most);
+}
+
+/// Writes what stays and what runs again, a line for each kind of operation.
+inline std::string to_string(const MemoryPlan& plan) {
+  struct Row {
+    std::size_t results = 0, kept = 0;
+    Bytes bytes, kept_bytes;
+  };
+  std::map<std::string, Row> rows;
+  for (const MemoryPlan::Operation& operation : plan.operations)
+    for (const MemoryPlan::Result& result : operation.results) {
+      Row& row = rows[operation.name];
+      ++row.results, row.bytes += result.bytes;
+      if (result.is_kept) ++row.kept, row.kept_bytes += result.bytes;
+    }
+  char line[200];
+  std::snprintf(line, sizeof line, "%-40s %8s %8s %12s %12s\n", "operation", "results", "kept",
+                "bytes", "kept");
+  std::string text = line;
+  for (const auto& [name, row] : rows) {
+    std::snprintf(line, sizeof line, "%-40s %8zu %8zu %12s %12s\n", name.substr(0, 40).c_str(),
+                  row.results, row.kept, to_string(row.bytes).c_str(),
+                  to_string(row.kept_bytes).c_str());
+    text += line;
+  }
+  const double part =
+      plan.forward_seconds > 0 ? 100 * plan.recomputed_seconds / plan.forward_seconds : 0.0;
+  std::snprintf(line, sizeof line,
+                "predicted peak %s of %s allowed (plain %s); %lld operations run again, %.1f %% of "
+                "forward's time",
+                to_string(plan.peak).c_str(), to_string(plan.budget).c_str(),
+                to_string(plan.plain_peak).c_str(), static_cast<long long>(plan.recomputed_count),
+                part);
+  return text + line;
+}
+
+inline std::ostream& operator<<(std::ostream& stream, const MemoryPlan& plan) {
+  return stream << to_string(plan);
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// How a forward pass kept to its plan.
+struct PlanOutcome {
+  bool is_followed = true;  ///< the same operations ran, none with a larger result
+  std::string deviation;    ///< what was different first; empty: nothing
+};
+
+namespace detail {
+
+/// A keep policy that does what a plan says, for one forward pass.
+class PlanFollower {
+ public:
+  PlanFollower(std::shared_ptr<const MemoryPlan> plan, std::shared_ptr<PlanOutcome> outcome)
+      : plan_(std::move(plan)), outcome_(std::move(outcome)) {}
+
+  bool operator()(const keep::Operation& operation, Bytes bytes) const {
+    if (!outcome_->is_followed) return false;
+    if (operation.position >= plan_->operations.size())
+      return leave(operation, "where the plan ends");
+    const MemoryPlan::Operation& planned = plan_->operations[operation.position];
+    if (planned.name != operation.name || operation.result >= planned.results.size())
+      return leave(operation, "where " + planned.name + " was planned");
+    const MemoryPlan::Result& result = planned.results[operation.result];
+    if (bytes > result.bytes && result.bytes.count > 0)  // 0: memory that was there before
+      return leave(operation, "with a result of " + to_string(bytes) + " where " +
+                                  to_string(result.bytes) + " were planned");
+    return result.is_kept;
+  }
+
+ private:
+  /// From here on everything is dropped: right whatever runs, and within any budget that is met at
+  /// all.
+  bool leave(const keep::Operation& operation, const std::string& where) const {
+    outcome_->is_followed = false;
+    outcome_->deviation = "operation " + std::to_string(operation.position) + ", " +
+                          std::string(operation.name) + ", ran " + where;
+    return false;
+  }
+
+  std::shared_ptr<const MemoryPlan> plan_;
+  std::shared_ptr<PlanOutcome> outcome_;
+};
+
+}  // namespace detail
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+inline ErrorMessage no_plans(const char* given) {
+  return ErrorMessage("remat.budget.module")
+      .where("enable_gradient_checkpointing")
+      .what(std::string(given) +
+            " was given to a module whose forward does not take one tensor "
+            "and return one")
+      .cure("Give it to the chain or the backbone around the module, or use remat::plan");
+}
+
+}  // namespace detail
+
+/// What every checkpointed module offers besides being a module.
+///
+/// Find it with `dynamic_cast<CheckpointToggle*>(&module)`, or use the free functions on a whole
+/// tree.
+class CheckpointToggle {
+ public:
+  virtual ~CheckpointToggle() = default;
+
+  /// Switches checkpointing on, with the segments of the module's own rule.
+  virtual void enable_gradient_checkpointing() = 0;
+  /// Switches checkpointing on, with this number of segments; more than units means one per unit.
+  ///
+  /// @throws ArgumentError  if `segment_count` is below 1
+  virtual void enable_gradient_checkpointing(std::int64_t segment_count) = 0;
+  /// Switches checkpointing on, such that a training step needs no more memory than that, in as
+  /// little time as can be had.
+  ///
+  /// The first forward of each shape of input traces a step of its own, with a stand-in for the
+  /// loss, and makes a plan; the model is as before. The budget covers this module's forward and
+  /// backward, and a small reserve for a loss on its output. Inside another checkpointed region the
+  /// module follows that one.
+  ///
+  /// @throws ArgumentError  if this module cannot be planned; an infeasible budget shows in forward
+  virtual void enable_gradient_checkpointing(const MemoryBudget& budget) {
+    static_cast<void>(budget);
+    throw ArgumentError(detail::no_plans("a budget"));
+  }
+  /// Switches checkpointing on by a plan that was made before, such as one loaded from a file.
+  ///
+  /// @throws ArgumentError  if this module cannot be planned
+  virtual void enable_gradient_checkpointing(const MemoryPlan& plan) {
+    static_cast<void>(plan);
+    throw ArgumentError(detail::no_plans("a plan"));
+  }
+  /// Returns the plan of the last forward within a budget; null without one.
+  virtual std::shared_ptr<const MemoryPlan> memory_plan() const { return nullptr; }
+  /// Returns whether the last forward ran what was planned, and what was different.
+  virtual PlanOutcome plan_outcome() const { return {}; }
+
+  /// Switches checkpointing off: forward is a plain call.
+  virtual void disable_gradient_checkpointing() = 0;
+  virtual bool is_gradient_checkpointing_enabled() const = 0;
+
+  /// Exempts one of the modules that this one checkpoints, which may be itself.
+  ///
+  /// @return  false if `unit` is none of them
+  virtual bool exempt_unit(const torch::nn::Module& unit) {
+    static_cast<void>(unit);
+    return false;
+  }
+
+  /// Returns what puts the present switch back when it is called, while this module lives.
+  ///
+  /// A module that plans overrides it, so that its segment count and what it has measured come
+  /// back, too.
+  virtual std::function<void()> remember_checkpointing() {
+    return [this, is_on = is_gradient_checkpointing_enabled()] {
+      if (is_on == is_gradient_checkpointing_enabled()) return;
+      is_on ? enable_gradient_checkpointing() : disable_gradient_checkpointing();
+    };
+  }
+
+ protected:
+  CheckpointToggle() = default;
+  CheckpointToggle(const CheckpointToggle&) = default;
+  CheckpointToggle& operator=(const CheckpointToggle&) = default;
+};
+
+namespace detail {
+
+inline void require_segment_count(std::int64_t segment_count, std::string_view where) {
+  require(segment_count >= 1, [&] {
+    return ErrorMessage("remat.segments.count")
+        .where(where)
+        .what(std::to_string(segment_count) + " segments were asked for and at least 1 is needed")
+        .cure("To checkpoint nothing, call disable_gradient_checkpointing()");
+  });
+}
+
+/// A flag that one thread may set while others read it, and that is copied with its module.
+class Flag {
+ public:
+  explicit Flag(bool value) : value_(value) {}
+  Flag(const Flag& other) : value_(other.get()) {}
+  Flag& operator=(const Flag& other) { return *this = other.get(); }
+  Flag& operator=(bool value) {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  bool get() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> value_;
+};
+
+/// Calls `visit` for the module, if it is checkpointed, and for every checkpointed one below it.
+template <class Visit>
+std::size_t for_each_toggle(torch::nn::Module& module, Visit visit) {
+  std::size_t count = 0;
+  const auto visit_if_toggle = [&](torch::nn::Module& candidate) {
+    if (auto* toggle = dynamic_cast<CheckpointToggle*>(&candidate)) visit(*toggle), ++count;
+  };
+  // Not modules(true), which needs a module that a shared_ptr owns.
+  visit_if_toggle(module);
+  for (const auto& below : module.modules(/*include_self=*/false)) visit_if_toggle(*below);
+  return count;
+}
+
+}  // namespace detail
+
+/// Switches on everything checkpointed inside `module`, itself included, each by its own rule.
+///
+/// @return  how many modules were switched; 0 means that nothing in there is checkpointed
+inline std::size_t enable_gradient_checkpointing(torch::nn::Module& module) {
+  return detail::for_each_toggle(
+      module, [](CheckpointToggle& toggle) { toggle.enable_gradient_checkpointing(); });
+}
+
+/// Switches on everything checkpointed inside `module`, itself included, with this number of
+/// segments.
+///
+/// @return  how many modules were switched
+/// @throws ArgumentError  if `segment_count` is below 1; then nothing has been switched
+inline std::size_t enable_gradient_checkpointing(torch::nn::Module& module,
+                                                 std::int64_t segment_count) {
+  detail::require_segment_count(segment_count, "remat::enable_gradient_checkpointing");
+  return detail::for_each_toggle(module, [&](CheckpointToggle& toggle) {
+    toggle.enable_gradient_checkpointing(segment_count);
+  });
+}
+
+/// Switches off everything checkpointed inside `module`, itself included.
+///
+/// @return  how many modules were switched
+inline std::size_t disable_gradient_checkpointing(torch::nn::Module& module) {
+  return detail::for_each_toggle(
+      module, [](CheckpointToggle& toggle) { toggle.disable_gradient_checkpointing(); });
+}
+
+/// Returns whether anything inside `module`, itself included, is switched on.
+inline bool is_gradient_checkpointing_enabled(torch::nn::Module& module) {
+  bool is_enabled = false;
+  detail::for_each_toggle(module, [&](CheckpointToggle& toggle) {
+    is_enabled = is_enabled || toggle.is_gradient_checkpointing_enabled();
+  });
+  return is_enabled;
+}
+
+/// As for a module; takes a holder.
+template <class Impl>
+std::size_t enable_gradient_checkpointing(const torch::nn::ModuleHolder<Impl>& module) {
+  return enable_gradient_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()));
+}
+/// As for a module; takes a holder.
+template <class Impl>
+std::size_t enable_gradient_checkpointing(const torch::nn::ModuleHolder<Impl>& module,
+                                          std::int64_t segment_count) {
+  return enable_gradient_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()),
+                                       segment_count);
+}
+/// As for a module; takes a holder.
+template <class Impl>
+std::size_t disable_gradient_checkpointing(const torch::nn::ModuleHolder<Impl>& module) {
+  return disable_gradient_checkpointing(static_cast<torch::nn::Module&>(*module.ptr()));
+}
+/// As for a module; takes a holder.
+template <class Impl>
+bool is_gradient_checkpointing_enabled(const torch::nn::ModuleHolder<Impl>& module) {
+  return is_gradient_checkpointing_enabled(static_cast<torch::nn::Module&>(*module.ptr()));
+}
+
+}  // namespace remat
+
+namespace remat::detail {
+
+/// Puts back at its end everything that training steps change in a model: gradients, buffers with
+/// their versions, modes, checkpoint switches with segment counts and plans, and the random states.
+///
+/// While it lives, steps see no gradients, and buffers with versions of their own, so that a graph
+/// from before that has saved a buffer still finds it unchanged.
+class ModelState {
+ public:
+  /// @param input  whose gradient is put back, too, if it is a leaf
+  ModelState(torch::nn::Module& model, const torch::Tensor& input) {
+    modes_.emplace_back(&model, model.is_training());
+    for (const auto& below : model.modules(/*include_self=*/false))
+      modes_.emplace_back(below.get(), below->is_training());
+    for_each_toggle(model, [&](CheckpointToggle& toggle) {
+      switches_.push_back(toggle.remember_checkpointing());
+    });
+    for (const torch::Tensor& parameter : model.parameters()) remember_gradient(parameter);
+    remember_gradient(input);
+    for (const torch::Tensor& buffer : model.buffers()) remember_buffer(buffer);
+    remember_generator(at::kCPU);
+    // From here on nothing throws.
+    for (const Buffer& buffer : buffers_)
+      impl(buffer.tensor)
+          ->set_version_counter(c10::VariableVersion(buffer.version.current_version()));
+    clear_gradients();
+  }
+  ModelState(const ModelState&) = delete;
+  ModelState& operator=(const ModelState&) = delete;
+  ~ModelState() {
+    // A destructor that throws ends the process; a device that has failed cannot be put back.
+    try {
+      rewind();
+    } catch (...) {
+    }
+    for (const Buffer& buffer : buffers_) impl(buffer.tensor)->set_version_counter(buffer.version);
+    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = gradient;
+    for (const auto& put_back : switches_) put_back();
+    if (std::ranges::all_of(
+            modes_, [](const auto& mode) { return mode.first->is_training() == mode.second; }))
+      return;
+    // From the root down, since train() reaches everything below.
+    for (const auto& [module, is_training] : modes_) module->train(is_training);
+  }
+
+  /// Makes the next step start where the first one did: without gradients, with the same buffers
+  /// and random numbers.
+  void rewind() {
+    clear_gradients();
+    const torch::NoGradGuard no_grad;
+    for (const Buffer& buffer : buffers_) buffer.tensor.copy_(buffer.content);
+    for (const RandomState& random : generators_) set_state(random.generator, random.state);
+  }
+
+  /// Gives every parameter that had a gradient one of zeros: backward adds to those, which needs
+  /// other memory than making them does.
+  void zero_known_gradients() {
+    for (const auto& [leaf, gradient] : gradients_)
+      if (gradient.defined()) leaf.mutable_grad() = torch::zeros_like(gradient);
+  }
+
+ private:
+  struct Buffer {
+    torch::Tensor tensor, content;
+    c10::VariableVersion version;
+  };
+
+  static c10::TensorImpl* impl(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
+
+  void clear_gradients() {
+    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = torch::Tensor();
+  }
+
+  void remember_gradient(const torch::Tensor& leaf) {
+    if (!leaf.defined()) return;
+    remember_generator(leaf.device());
+    if (leaf.is_leaf()) gradients_.emplace_back(leaf, leaf.grad());
+  }
+
+  void remember_buffer(const torch::Tensor& buffer) {
+    if (!buffer.defined() || buffer.is_inference()) return;
+    remember_generator(buffer.device());
+    const auto is_same = [&](const Buffer& known) { return known.tensor.is_same(buffer); };
+    if (std::ranges::any_of(buffers_, is_same)) return;
+    buffers_.push_back({buffer, buffer.detach().clone(), impl(buffer)->version_counter()});
+  }
+
+  void remember_generator(c10::Device device) {
+    if (device.is_meta()) return;
+    const at::Generator generator = default_generator(device);
+    const auto is_same = [&](const RandomState& known) { return known.generator == generator; };
+    if (std::ranges::none_of(generators_, is_same))
+      generators_.push_back({generator, state_of(generator)});
+  }
+
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
+  std::vector<std::function<void()>> switches_;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> gradients_;
+  std::vector<Buffer> buffers_;
+  std::vector<RandomState> generators_;
+};
+
+}  // namespace remat::detail
+
+#include <queue>
+#include <random>
+
+namespace remat {
+
+/// The time that backward spends on running operations again, without a simulation: a tenth of its
+/// cost.
+///
+/// @par Threads  one object per thread; it refers to the trace
+class RecomputeTime {
+ public:
+  explicit RecomputeTime(const StepTrace& trace)
+      : trace_(trace), seen_(trace.operations.size(), 0) {
+    const std::vector<std::int32_t> counts = trace.saved_counts();
+    for (std::size_t id = 0; id < counts.size(); ++id)
+      if (counts[id] > 0) saved_.push_back(static_cast<std::int32_t>(id));
+  }
+
+  /// Returns the seconds of the operations that run again if the given values stay.
+  double operator()(const KeptValues& kept) {
+    ++round_;
+    double seconds = 0;
+    todo_ = saved_;
+    while (!todo_.empty()) {
+      const auto id = static_cast<std::size_t>(todo_.back());
+      todo_.pop_back();
+      const StepTrace::Value& value = trace_.values[id];
+      if (value.producer == StepTrace::kNone || value.is_always_kept || kept[id]) continue;
+      const auto producer = static_cast<std::size_t>(value.producer);
+      if (seen_[producer] == round_) continue;
+      seen_[producer] = round_;
+      const StepTrace::Operation& operation = trace_.operations[producer];
+      seconds += operation.seconds;
+      todo_.insert(todo_.end(), operation.reads.begin(), operation.reads.end());
+    }
+    return seconds;
+  }
+
+ private:
+  const StepTrace& trace_;
+  std::vector<std::int32_t> saved_, todo_;
+  std::vector<std::int64_t> seen_;  // the last round that an operation was in
+  std::int64_t round_ = 0;
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// Searches for the sets of kept values that need the least time at each level of memory.
+///
+/// Two walks over a ladder of levels meet. Downwards from plain: drop what lowers the excess over
+/// the level most per second (lazily, since a gain seldom grows when others are dropped), then put
+/// back what fits after all. Upwards from the least memory: keep what saves the most seconds per
+/// byte. On low levels a short annealing follows, which swaps neighbours. All that is found goes
+/// into one list that depends on no budget. Every number is drawn from a fixed seed: the same trace
+/// gives the same list.
+///
+/// @par Source  the greedy choice follows the heuristic of Dynamic Tensor Rematerialization
+/// (Kirisame et al. 2021, ICLR) in weighing bytes against seconds; the annealing is textbook
+class KeepSearch {
+ public:
+  explicit KeepSearch(const StepTrace& trace) : trace_(trace), simulation_(trace), time_(trace) {
+    find_candidates();
+  }
+
+  /// Returns the list.
+  StepPoints run() {
+    if (candidates_.size() <= kFewCandidates) {
+      try_all();
+      return std::move(points_);
+    }
+    State plain{keep_saved(), {}};
+    plain.cost = evaluate(plain.kept);
+    plain_peak_ = static_cast<double>(plain.cost.peak.count);
+    const bool is_large = candidates_.size() > kManyCandidates;
+    std::vector<std::int64_t> levels;
+    for (double level = plain_peak_; level > kLowestLevel * plain_peak_;
+         level *= is_large ? kCoarseStep : kFineStep)
+      levels.push_back(static_cast<std::int64_t>(level));
+    go_down(std::move(plain), levels, is_large);
+    std::ranges::reverse(levels);
+    go_up(levels);
+    return std::move(points_);
+  }
+
+ private:
+  struct State {
+    KeptValues kept;
+    StepCost cost;
+  };
+
+  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  static constexpr std::size_t kFewCandidates = 12;  // 4096 sets take less time than the search
+  static constexpr std::size_t kManyCandidates = 300;
+  static constexpr double kFineStep = 0.95, kCoarseStep = 0.85, kLowestLevel = 0.02;
+  static constexpr double kHardLevel = 0.46;  // of plain: below, the greedy choice errs visibly
+  static constexpr int kSwaps = 1500, kMostFailures = 60, kMostPasses = 4, kReach = 6;
+  static constexpr double kTemperature = 0.006;  // of forward's time
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+  void find_candidates() {
+    std::vector<bool> is_overwritten(trace_.values.size(), false);
+    for (const StepTrace::Value& value : trace_.values)
+      if (value.takes_over != StepTrace::kNone) is_overwritten[at(value.takes_over)] = true;
+    for (std::size_t id = 0; id < trace_.values.size(); ++id) {
+      const StepTrace::Value& value = trace_.values[id];
+      if (value.producer != StepTrace::kNone && value.bytes > 0 && !value.is_always_kept &&
+          !is_overwritten[id])
+        candidates_.push_back(static_cast<std::int32_t>(id));
+    }
+  }
+
+  /// What plain keeps. A value that autograd did not save would only add to that.
+  KeptValues keep_saved() const {
+    const std::vector<std::int32_t> counts = trace_.saved_counts();
+    KeptValues kept(trace_.values.size(), false);
+    for (const std::int32_t id : candidates_) kept[at(id)] = counts[at(id)] > 0;
+    return kept;
+  }
+
+  StepCost evaluate(const KeptValues& kept, std::int64_t limit = 0) {
+    const StepCost cost = simulation_.run(kept, {limit});
+    points_.add(kept, cost);
+    return cost;
+  }
+
+  static void flip(KeptValues& kept, std::int32_t id) { kept[at(id)] = !kept[at(id)]; }
+
+  void try_all() {
+    KeptValues kept(trace_.values.size(), false);
+    for (std::uint32_t set = 0; set < std::uint32_t{1} << candidates_.size(); ++set) {
+      for (std::size_t i = 0; i < candidates_.size(); ++i)
+        kept[at(candidates_[i])] = (set >> i & 1U) != 0;
+      evaluate(kept);
+    }
+  }
+
+  // --- downwards ---
+
+  void go_down(State state, const std::vector<std::int64_t>& levels, bool is_large) {
+    for (const std::int64_t level : levels) {
+      const bool fits = shrink(state, level);
+      const std::int64_t limit = std::max(level, state.cost.peak.count);
+      fill(state, limit);
+      if (!is_large) anneal(state, limit);
+      if (!fits) return;
+    }
+  }
+
+  /// Drops values until the level is met; false if no single one helps any more.
+  bool shrink(State& state, std::int64_t level) {
+    state.cost = evaluate(state.kept, level);
+    int round = 0;
+    std::priority_queue<std::tuple<double, std::int32_t, int>> queue;  // gain, value, round
+    for (const std::int32_t id : candidates_)
+      if (state.kept[at(id)]) queue.emplace(kUnknown, id, -1);
+    while (state.cost.peak.count > level && !queue.empty()) {
+      const auto [gain, id, known_in] = queue.top();
+      queue.pop();
+      flip(state.kept, id);
+      const StepCost cost = evaluate(state.kept, level);
+      if (known_in == round) {
+        if (gain <= 0) return flip(state.kept, id), false;
+        state.cost = cost;
+        ++round;
+        continue;
+      }
+      flip(state.kept, id);
+      const double seconds = std::max(cost.seconds - state.cost.seconds, 1e-9);
+      queue.emplace(std::max(state.cost.excess - cost.excess, 0.0) / seconds, id, round);
+    }
+    return state.cost.peak.count <= level;
+  }
+
+  /// Keeps what saves time and fits, the most seconds per byte first.
+  void fill(State& state, std::int64_t limit) {
+    std::vector<std::pair<double, std::int32_t>> order;
+    for (const std::int32_t id : candidates_) {
+      if (state.kept[at(id)] || trace_.values[at(id)].bytes > limit) continue;
+      flip(state.kept, id);
+      const double saved = state.cost.seconds - time_(state.kept);
+      flip(state.kept, id);
+      if (saved > 0)
+        order.emplace_back(saved / static_cast<double>(trace_.values[at(id)].bytes), id);
+    }
+    std::ranges::sort(order, std::greater<>());
+    int failures = 0;
+    for (const auto& [gain, id] : order) {
+      if (failures > kMostFailures) return;
+      flip(state.kept, id);
+      if (time_(state.kept) < state.cost.seconds && accept(state, limit)) continue;
+      flip(state.kept, id);
+      ++failures;
+    }
+  }
+
+  /// Takes the cost of what is kept now, if it fits.
+  bool accept(State& state, std::int64_t limit) {
+    const StepCost cost = evaluate(state.kept);
+    if (cost.peak.count > limit) return false;
+    state.cost = cost;
+    return true;
+  }
+
+  // --- annealing ---
+
+  double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
+  /// A whole number below `count`.
+  std::int64_t uniform(std::int64_t count) {
+    return static_cast<std::int64_t>(uniform() * static_cast<double>(count));
+  }
+
+  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
+  /// first a little slower.
+  void anneal(State& state, std::int64_t limit) {
+    const bool is_hard = static_cast<double>(limit) < kHardLevel * plain_peak_;
+    const int count = is_hard ? kSwaps : kSwaps / 10;
+    const double start = kTemperature * trace_.seconds();
+    State best = state;
+    for (int i = 0; i < count && !candidates_.empty(); ++i) {
+      const double temperature = start * (1 - static_cast<double>(i) / count);
+      const std::vector<std::int32_t> flipped = draw_neighbours();
+      for (const std::int32_t id : flipped) flip(state.kept, id);
+      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
+      if (time_(state.kept) <= bound && accept(state, limit)) {
+        if (state.cost.seconds < best.cost.seconds) best = state;
+      } else {
+        for (const std::int32_t id : flipped) flip(state.kept, id);
+      }
+    }
+    state = std::move(best);
+  }
+
+  std::vector<std::int32_t> draw_neighbours() {
+    const auto count = static_cast<std::int64_t>(candidates_.size());
+    const std::int64_t first = uniform(count);
+    std::vector<std::int32_t> drawn{candidates_[static_cast<std::size_t>(first)]};
+    for (std::int64_t more = uniform(3); more > 0; --more) {
+      const std::int64_t other =
+          uniform() < 0.75 ? first + uniform(2 * kReach + 1) - kReach : uniform(count);
+      if (other < 0 || other >= count) continue;
+      const std::int32_t id = candidates_[static_cast<std::size_t>(other)];
+      if (std::ranges::find(drawn, id) == drawn.end()) drawn.push_back(id);
+    }
+    return drawn;
+  }
+
+  // --- upwards ---
+
+  void go_up(const std::vector<std::int64_t>& levels) {
+    State state{keep_cuts(), {}};
+    evaluate(state.kept);
+    flatten(state.kept);
+    state.cost = evaluate(state.kept);
+    for (const std::int64_t level : levels)
+      if (state.cost.peak.count <= level) fill(state, level);
+  }
+
+  /// Keeps what alone connects the operations before it to those after it: the ends of layers.
+  KeptValues keep_cuts() const {
+    std::vector<std::int32_t> last_read(trace_.values.size(), StepTrace::kNone);
+    for (std::size_t i = 0; i < trace_.operations.size(); ++i)
+      for (const std::int32_t id : trace_.operations[i].reads)
+        last_read[at(id)] = static_cast<std::int32_t>(i);
+    KeptValues kept(trace_.values.size(), false);
+    std::vector<std::int32_t> crossing;
+    for (std::size_t i = 0; i < trace_.operations.size(); ++i) {
+      for (const std::int32_t id : trace_.operations[i].makes)
+        if (!trace_.values[at(id)].is_always_kept) crossing.push_back(id);
+      std::erase_if(crossing, [&](std::int32_t id) {
+        return last_read[at(id)] <= static_cast<std::int32_t>(i);
+      });
+      if (crossing.size() == 1) kept[at(crossing.front())] = true;
+    }
+    return kept;
+  }
+
+  /// Lowers the course of memory wherever it is high, not only where it is highest.
+  void flatten(KeptValues& kept) {
+    double height = height_of(kept);
+    bool is_better = true;
+    for (int pass = 0; is_better && pass < kMostPasses; ++pass) {
+      is_better = false;
+      for (const std::int32_t id : candidates_) {
+        flip(kept, id);
+        const double now = height_of(kept);
+        if (now < height * (1 - 1e-4))
+          height = now, is_better = true;
+        else
+          flip(kept, id);
+      }
+    }
+  }
+
+  /// A mean of the course with a high power, close to its peak.
+  double height_of(const KeptValues& kept) {
+    double sum = 0;
+    for (const Bytes& bytes : simulation_.timeline(kept))
+      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, 16);
+    return sum;
+  }
+
+  const StepTrace& trace_;
+  StepSimulation simulation_;
+  RecomputeTime time_;
+  std::vector<std::int32_t> candidates_;
+  StepPoints points_;
+  double plain_peak_ = 0;
+  std::mt19937 random_{1};
+};
+
+}  // namespace remat
+
+namespace remat::detail {
+
+/// Traces a step of `forward` and a stand-in for the loss, a gradient of ones, and leaves
+/// everything as it was.
+template <class Forward>
+StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
+  const torch::Tensor input = x.detach().requires_grad_(x.requires_grad());
+  ModelState state(module, input);
+  const auto step = [&](const RegionOptions& options) {
+    const torch::Tensor output = run_region(options, [&] { return forward(input); });
+    if (output.requires_grad()) output.backward(torch::ones_like(output));
+  };
+  step({.name = module.name(), .is_indivisible = true});  // kernels set themselves up once
+  state.rewind();
+  state.zero_known_gradients();
+  return trace_step(module.name(), step);
+}
+
+/// Runs a module's forward as one region that follows a plan: one that was given, or one made for
+/// a budget from a trace of the module's own step, anew for each shape of input.
+///
+/// @par Threads  any call from any thread; a plan, once handed out, stays as it is
+class BudgetedRun {
+ public:
+  using Target = std::variant<std::monostate, MemoryBudget, std::shared_ptr<const MemoryPlan>>;
+
+  BudgetedRun() = default;
+  BudgetedRun(const BudgetedRun& other) { *this = other; }
+  BudgetedRun& operator=(const BudgetedRun& other) {
+    if (this == &other) return *this;
+    const std::scoped_lock lock(mutex_, other.mutex_);
+    target_ = other.target_;
+    planned_ = other.planned_;
+    outcome_ = other.outcome_;
+    return *this;
+  }
+
+  /// Sets a budget or a plan; nothing: the module goes by segments again.
+  void set(Target target) {
+    const std::lock_guard lock(mutex_);
+    target_ = std::move(target);
+    planned_.clear();
+    outcome_ = nullptr;
+  }
+
+  bool is_set() const {
+    const std::lock_guard lock(mutex_);
+    return target_.index() != 0;
+  }
+
+  /// Returns the plan of the last forward; null before the first.
+  std::shared_ptr<const MemoryPlan> plan() const {
+    const std::lock_guard lock(mutex_);
+    if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
+    return planned_.empty() ? nullptr : planned_.back().plan;
+  }
+
+  /// Says how the last forward kept to its plan.
+  PlanOutcome outcome() const {
+    const std::lock_guard lock(mutex_);
+    return outcome_ == nullptr ? PlanOutcome() : *outcome_;
+  }
+
+  std::function<void()> remember() {
+    const std::lock_guard lock(mutex_);
+    return [this, target = target_, planned = planned_, outcome = outcome_] {
+      const std::lock_guard lock_again(mutex_);
+      target_ = target;
+      planned_ = planned;
+      outcome_ = outcome;
+    };
+  }
+
+  /// Calls `forward(x)`, which may happen three times where there is no plan yet.
+  ///
+  /// Inside another region there is nothing to plan: that one decides what stays.
+  template <class Forward>
+  torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
+    if (!records_regions() || thread_state().tape) return forward(x);
+    const auto outcome = std::make_shared<PlanOutcome>();
+    RegionOptions options;
+    options.name = module.name();
+    options.is_indivisible = true;
+    options.keep = PlanFollower(plan_for(module, x, forward), outcome);
+    torch::Tensor result = run_region(options, [&] { return forward(x); });
+    const std::lock_guard lock(mutex_);
+    outcome_ = outcome;
+    if (!outcome->is_followed) forget_last();
+    return result;
+  }
+
+ private:
+  struct Planned {
+    std::vector<std::int64_t> sizes;  // of the input
+    std::shared_ptr<const MemoryPlan> plan;
+  };
+  static constexpr std::size_t kMostPlans = 8;
+
+  /// The loss is not traced: a few tensors of the size of what it gets.
+  static constexpr std::int64_t kLossTensors = 4;
+
+  template <class Forward>
+  std::shared_ptr<const MemoryPlan> plan_for(torch::nn::Module& module, const torch::Tensor& x,
+                                             Forward& forward) {
+    const std::lock_guard lock(mutex_);
+    if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
+    const std::vector<std::int64_t> sizes = x.sizes().vec();
+    const auto known = std::ranges::find_if(
+        planned_, [&](const Planned& planned) { return is_covered(sizes, planned.sizes); });
+    if (known != planned_.end()) {
+      std::rotate(known, known + 1, planned_.end());
+      return planned_.back().plan;
+    }
+    const StepTrace trace = trace_forward(module, x, forward);
+    auto plan = std::make_shared<const MemoryPlan>(
+        plan_within(trace, KeepSearch(trace).run(), std::get<MemoryBudget>(target_),
+                    trace.result_bytes() * kLossTensors, module.name()));
+    if (planned_.size() == kMostPlans) planned_.erase(planned_.begin());
+    planned_.push_back({sizes, plan});
+    return plan;
+  }
+
+  /// The same shape, or fewer samples of it: the last batch of an epoch.
+  static bool is_covered(const std::vector<std::int64_t>& sizes,
+                         const std::vector<std::int64_t>& planned) {
+    return sizes.size() == planned.size() && !sizes.empty() && sizes.front() <= planned.front() &&
+           std::equal(sizes.begin() + 1, sizes.end(), planned.begin() + 1);
+  }
+
+  /// The operations differ from those of the trace, so that the next forward makes a new plan.
+  void forget_last() {
+    if (!planned_.empty()) planned_.pop_back();
+  }
+
+  // Guards what follows; recursive because a trace remembers and puts back the module's switches.
+  mutable std::recursive_mutex mutex_;
+  Target target_;
+  std::vector<Planned> planned_;  // the one that was used last is the last
+  std::shared_ptr<const PlanOutcome> outcome_;
+};
+
+}  // namespace remat::detail
+
+namespace remat {
+
+/// Says what to build; meant for designated initialisers: `{.feature_dim = 128, .in_channels = 1}`.
+///
+/// A rate that is not set is torchvision's for the model.
+struct BackboneOptions {
+  bool pretrained = false;  ///< load the published weights from torchvision's cache
+  std::string weights{};    ///< load this file; empty: initialise as torchvision does
+  std::int64_t feature_dim =
+      0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
+  std::int64_t in_channels = 3;  ///< channels of the images
+  std::int64_t image_size =
+      0;  ///< height and width that layers are made for, where any are; 0: torchvision's
+  std::optional<double> dropout{};            ///< rate in front of the head, or in a transformer
+  std::optional<double> attention_dropout{};  ///< rate on attention weights
+  std::optional<double> stochastic_depth{};   ///< rate of the last residual block
+  std::int64_t num_classes =
+      0;  ///< 0: no head; else torchvision's own head, under torchvision's name
+};
+
+/// Turns images into features, and into class scores if it was built with a head.
+///
+/// Names, shapes, initialisation and numbers are those of the torchvision model of the same name.
+/// A backbone starts with gradient checkpointing off, and uses it in training mode only.
+class Backbone : public torch::nn::Module, public CheckpointToggle {
+ public:
+  /// Computes one row per image.
+  ///
+  /// @param images_nchw  (N, in_channels, H, W)
+  /// @return  (N, feature_dim()), or (N, num_classes()) with a head
+  /// @throws ArgumentError  if `images_nchw` has not this shape
+  torch::Tensor forward(const torch::Tensor& images_nchw) {
+    check_images(images_nchw);
+    check_image_size(images_nchw.size(2), images_nchw.size(3));
+    const auto run = [this](const torch::Tensor& images) { return forward_checked(images); };
+    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set())
+      return budgeted_.run(*this, images_nchw, run);
+    return run(images_nchw);
+  }
+
+  /// Switches checkpointing on, such that a training step of the whole backbone, with its head,
+  /// needs no more memory than that; see `CheckpointToggle`.
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(budget);
+  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
+  }
+  using CheckpointToggle::enable_gradient_checkpointing;
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
+
+  /// Computes what comes before pooling: for a convolutional network a map (N, C, h, w).
+  virtual torch::Tensor forward_features(const torch::Tensor& images_nchw) = 0;
+
+  /// Returns the size of a row of features.
+  std::int64_t feature_dim() const {
+    return options_.feature_dim == 0 ? raw_feature_dim_ : options_.feature_dim;
+  }
+
+  /// Returns the number of classes of the head, 0 without one.
+  std::int64_t num_classes() const { return options_.num_classes; }
+
+  /// Returns what this was built from.
+  const BackboneOptions& options() const { return options_; }
+
+  /// Returns how many segments are in effect, with those that need not be recomputed, without the
+  /// modules that are exempt; 0 while checkpointing is off.
+  virtual std::int64_t segments() const = 0;
+
+  /// Returns the key of the convolution that sees the images.
+  virtual std::string first_convolution() const = 0;
+  /// Returns what the keys of the layers that know the number of classes begin with.
+  virtual std::string head() const = 0;
+
+  /// Makes a stored tensor fit a parameter of another shape: the first convolution for another
+  /// number of channels; a family may know more.
+  ///
+  /// Weights for one channel are the sum over the stored channels; for more, the stored channels
+  /// are repeated and scaled so that a constant image gives what it gave before.
+  ///
+  /// @return  a tensor of that shape; undefined if there is no way
+  /// @par Source  timm's `adapt_input_conv`
+  virtual torch::Tensor fit_weight(const std::string& key, const torch::Tensor& stored,
+                                   at::IntArrayRef shape) const {
+    const bool is_foldable = key == first_convolution() && stored.dim() == 4 && shape.size() == 4 &&
+                             stored.size(0) == shape[0] && stored.size(1) > 0 && shape[1] > 0 &&
+                             stored.size(2) == shape[2] && stored.size(3) == shape[3];
+    if (!is_foldable) return {};
+    const torch::Tensor weight = stored.to(torch::kFloat32);
+    if (shape[1] == 1) return weight.sum(1, /*keepdim=*/true);
+    const std::int64_t repeats = (shape[1] + stored.size(1) - 1) / stored.size(1);
+    return weight.repeat({1, repeats, 1, 1}).slice(1, 0, shape[1]) *
+           (static_cast<double>(stored.size(1)) / static_cast<double>(shape[1]));
+  }
+
+  /// Copies the whole backbone: weights, buffers, modes, frozen parameters, checkpointing; nothing
+  /// is shared.
+  ///
+  /// @param device  where the copy lives; empty: each tensor where the original is
+  std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
+    const std::shared_ptr<Backbone> copy = build_again();
+    copy->copy_from(*this, device);
+    return copy;
+  }
+
+ protected:
+  Backbone(std::string name, std::int64_t raw_feature_dim, const BackboneOptions& options)
+      : torch::nn::Module(std::move(name)), options_(options), raw_feature_dim_(raw_feature_dim) {
+    check_options();
+  }
+
+  /// Builds another backbone from the same design and options.
+  virtual std::shared_ptr<Backbone> build_again() const = 0;
+  /// Takes over switches, segment count and exemptions.
+  virtual void copy_checkpointing_from(const Backbone& other) = 0;
+  /// Makes one row per image of what `forward_features` returned.
+  virtual torch::Tensor pool(torch::Tensor features) = 0;
+  /// Applies torchvision's head to pooled features; called only if there is one.
+  virtual torch::Tensor forward_head(torch::Tensor pooled) = 0;
+
+  /// Refuses images of a size that the network cannot take; any size is fine by default.
+  ///
+  /// @throws ArgumentError  with the sizes that would do
+  virtual void check_image_size(std::int64_t height, std::int64_t width) const {
+    static_cast<void>(height), static_cast<void>(width);
+  }
+
+  /// Refuses an option that this family has no use for; unset and 0 are fine.
+  void refuse_option(const char* option, const std::optional<double>& value) const {
+    require(value.value_or(0) == 0, [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + number_text(*value) + ", and this network has none")
+          .cure("Leave it unset");
+    });
+  }
+
+  /// Goes by segments again.
+  void forget_budget() { budgeted_.set({}); }
+  std::function<void()> remember_budget() { return budgeted_.remember(); }
+  void copy_budget_from(const Backbone& other) { budgeted_ = other.budgeted_; }
+
+  /// Registers `projection` if the options ask for one; called last, so that its keys come last.
+  void register_projection() {
+    if (options_.feature_dim == 0) return;
+    projection_ =
+        register_module("projection", torch::nn::Linear(raw_feature_dim_, options_.feature_dim));
+  }
+
+ private:
+  torch::Tensor forward_checked(const torch::Tensor& images_nchw) {
+    torch::Tensor features = pool(forward_features(images_nchw));  // (N, raw_feature_dim)
+    if (!projection_.is_empty()) return projection_->forward(features);
+    return options_.num_classes == 0 ? features : forward_head(std::move(features));
+  }
+
+  void check_options() const {
+    require(!options_.pretrained || options_.weights.empty(), [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what("pretrained = true and weights = \"" + options_.weights +
+                "\" were both given, and at most one is expected");
+    });
+    check_not_negative("feature_dim", options_.feature_dim, 0);
+    check_not_negative("num_classes", options_.num_classes, 0);
+    check_not_negative("in_channels", options_.in_channels, 1);
+    check_not_negative("image_size", options_.image_size, 0);
+    check_rate("dropout", options_.dropout);
+    check_rate("attention_dropout", options_.attention_dropout);
+    check_rate("stochastic_depth", options_.stochastic_depth);
+    require(options_.feature_dim == 0 || options_.num_classes == 0, [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what("feature_dim = " + std::to_string(options_.feature_dim) +
+                " and num_classes = " + std::to_string(options_.num_classes) +
+                " were both given, and at most one is expected")
+          .cause("A classifier's head works on the raw features")
+          .cure("Leave one of them at 0");
+    });
+  }
+
+  void check_not_negative(const char* option, std::int64_t value, std::int64_t least) const {
+    require(value >= least, [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + std::to_string(value) + ", at least " +
+                std::to_string(least) + " was expected");
+    });
+  }
+
+  void check_rate(const char* option, const std::optional<double>& rate) const {
+    require(!rate || (*rate >= 0 && *rate <= 1), [&] {
+      return ErrorMessage("remat.backbone.options")
+          .where(name())
+          .what(std::string(option) + " is " + number_text(*rate) +
+                ", a rate between 0 and 1 was expected");
+    });
+  }
+
+  static std::string number_text(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
+  }
+
+  void check_images(const torch::Tensor& images_nchw) const {
+    const bool is_right = images_nchw.defined() && images_nchw.dim() == 4 &&
+                          images_nchw.size(1) == options_.in_channels;
+    require(is_right, [&] {
+      return ErrorMessage("remat.backbone.images")
+          .where(name())
+          .what("the images are " +
+                (images_nchw.defined() ? "of shape " + shape_text(images_nchw) : "undefined") +
+                ", (N, " + std::to_string(options_.in_channels) + ", H, W) was expected")
+          .cure(
+              "Add the batch dimension with unsqueeze(0), or build the backbone with the "
+              "in_channels of your images");
+    });
+  }
+
+  static std::string shape_text(const torch::Tensor& tensor) {
+    std::string text;
+    for (const std::int64_t size : tensor.sizes())
+      text += (text.empty() ? "(" : ", ") + std::to_string(size);
+    return text.empty() ? "()" : text + ")";
+  }
+
+  void copy_from(const Backbone& other, const OptionalDevice& device) {
+    const torch::NoGradGuard no_grad;
+    const auto copied = [&](const torch::Tensor& tensor) {
+      return device && tensor.device() != *device ? tensor.to(*device) : tensor.clone();
+    };
+    auto parameters = named_parameters();
+    for (const auto& item : other.named_parameters()) {
+      torch::Tensor& mine = parameters[item.key()];
+      mine.set_data(copied(item.value()));
+      mine.set_requires_grad(item.value().requires_grad());
+    }
+    auto buffers = named_buffers();
+    for (const auto& item : other.named_buffers())
+      buffers[item.key()].set_data(copied(item.value()));
+    // From the root down, since train() reaches everything below.
+    train(other.is_training());
+    auto modules = named_modules({}, /*include_self=*/false);
+    for (const auto& item : other.named_modules({}, /*include_self=*/false))
+      modules[item.key()]->train(item.value()->is_training());
+    copy_checkpointing_from(other);
+  }
+
+  // LibTorch calls this when the backbone is a child of a module that is cloned.
+  void clone_(torch::nn::Module& other, const OptionalDevice& device) final {
+    copy_from(dynamic_cast<Backbone&>(other), device);
+  }
+
+  BackboneOptions options_;
+  std::int64_t raw_feature_dim_;
+  torch::nn::Linear projection_{nullptr};
+  detail::BudgetedRun budgeted_;
+};
 
 }  // namespace remat
 
@@ -4797,7 +6410,9 @@ class NamedLayer {
   NamedLayer(const torch::nn::NamedAnyModule& named)
       : name_(named.name()), layer_(named.module()) {}
 
+  /// Returns the name that the layer gets in the chain.
   const std::string& name() const { return name_; }
+  /// Returns the layer itself.
   const ChainLayer& layer() const { return layer_; }
 
  private:
@@ -4966,6 +6581,16 @@ bool any_requires_grad(const Values&... values) {
   return found;
 }
 
+/// A forward that takes one tensor, which it does not edit in its caller's hands, and returns one.
+template <class Signature>
+inline constexpr bool maps_tensor = false;
+template <class Argument>
+  requires std::same_as<Argument, torch::Tensor> || std::same_as<Argument, const torch::Tensor&>
+inline constexpr bool maps_tensor<torch::Tensor(Argument)> = true;
+template <class Argument>
+  requires std::same_as<Argument, torch::Tensor> || std::same_as<Argument, const torch::Tensor&>
+inline constexpr bool maps_tensor<torch::Tensor(Argument) const> = true;
+
 /// Says that a constructor copies an unwrapped clone.
 struct FromClone {};
 
@@ -4976,17 +6601,41 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   using Base::Base;
   CheckpointedModule() = default;
   CheckpointedModule(FromClone, const Base& clone, const CheckpointedModule& original)
-      : Base(clone), is_enabled_(original.is_enabled_), is_exempt_(original.is_exempt_) {
+      : Base(clone),
+        is_enabled_(original.is_enabled_),
+        is_exempt_(original.is_exempt_),
+        budgeted_(original.budgeted_) {
     // In LibTorch 1.13 Module is a virtual base, which the copy constructor of `Base` leaves to the
     // last class.
     static_cast<torch::nn::Module&>(*this) = clone;
   }
 
-  void enable_gradient_checkpointing() override { is_enabled_ = true; }
+  void enable_gradient_checkpointing() override {
+    is_enabled_ = true;
+    budgeted_.set({});
+  }
   /// A module is one unit, so that every number of segments means one.
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
     require_segment_count(segment_count, this->name());
+    enable_gradient_checkpointing();
+  }
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
+    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(budget);
     is_enabled_ = true;
+    budgeted_.set(budget);
+  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(plan);
+    is_enabled_ = true;
+    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
+  }
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
+  std::function<void()> remember_checkpointing() override {
+    return [this, is_on = is_enabled_.get(), put_back = budgeted_.remember()] {
+      put_back();
+      is_enabled_ = is_on;
+    };
   }
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
@@ -5014,6 +6663,8 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   decltype(auto) run(Call&& call, const Arguments&... arguments) const {
     if (is_exempt_.get()) return call_plain(std::forward<Call>(call));
     if (!should_checkpoint(arguments...)) return std::forward<Call>(call)();
+    if constexpr (kCanBePlanned && sizeof...(Arguments) == 1)
+      if (budgeted_.is_set()) return run_budgeted(arguments...);
     RegionOptions region;
     region.keep = make_keep_predicate<Keep>();
     region.name = this->name();
@@ -5027,8 +6678,18 @@ class CheckpointedModule : public Base, public CheckpointToggle {
            (any_requires_grad(arguments...) || has_trainable_parameter(*this));
   }
 
+  torch::Tensor run_budgeted(const torch::Tensor& x) const {
+    // A trace changes the module and puts it back: it stays what it was, as const promises.
+    auto& self = const_cast<CheckpointedModule&>(*this);
+    return self.budgeted_.run(
+        self, x, [&](const torch::Tensor& input) { return self.Base::forward(input); });
+  }
+
+  static constexpr bool kCanBePlanned = maps_tensor<ForwardSignature<Base>>;
+
   Flag is_enabled_{true};
   Flag is_exempt_{false};
+  BudgetedRun budgeted_;
 };
 
 }  // namespace detail
@@ -5042,6 +6703,7 @@ class CheckpointedModule : public Base, public CheckpointToggle {
 template <class Base, class Keep, class Signature = detail::ForwardSignature<Base>>
 class CheckpointedImpl;
 
+/// For a forward that is not const.
 template <class Base, class Keep, class Result, class... Arguments>
 class CheckpointedImpl<Base, Keep, Result(Arguments...)>
     : public detail::CheckpointedModule<Base, Keep> {
@@ -5063,6 +6725,7 @@ class CheckpointedImpl<Base, Keep, Result(Arguments...)>
   }
 };
 
+/// For a const forward.
 template <class Base, class Keep, class Result, class... Arguments>
 class CheckpointedImpl<Base, Keep, Result(Arguments...) const>
     : public detail::CheckpointedModule<Base, Keep> {
@@ -5133,6 +6796,7 @@ class Checkpointed {
                 "remat::Checkpointed<Module, Keep> needs a keep policy as its second argument");
 };
 
+/// Holds a checkpointed module.
 template <CheckpointableModule What, KeepPolicy Keep>
 class Checkpointed<What, Keep, keep::nothing>
     : public torch::nn::ModuleHolder<CheckpointedImpl<detail::UnitImpl<What>, Keep>> {
@@ -5141,6 +6805,7 @@ class Checkpointed<What, Keep, keep::nothing>
   using torch::nn::ModuleHolder<Impl>::ModuleHolder;
 };
 
+/// Holds a checkpointed module whose forward has default arguments.
 template <CheckpointableModule What, KeepPolicy Keep>
   requires(CheckpointedImpl<detail::UnitImpl<What>, Keep>::kHasDefaultArguments)
 class Checkpointed<What, Keep, keep::nothing>
@@ -5162,8 +6827,6 @@ class Checkpointed<What, Keep, keep::nothing>
 };
 
 }  // namespace remat
-
-#include <queue>
 
 namespace remat {
 
@@ -5611,6 +7274,7 @@ void run_unit(const ChainUnit& unit, torch::nn::AnyValue& value, const More&... 
     call_plain(call);
   else
     call();
+  if (auto* tensor = value.try_get<torch::Tensor>()) keep_while_tracing(*tensor);
 }
 
 inline Bytes bytes_of(torch::nn::AnyValue& value) {
@@ -5734,6 +7398,12 @@ class CheckpointedChainImpl : public torch::nn::Module,
     detail::require_segment_count(segment_count, name());
     set_segment_count(segment_count);
   }
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override { set_target(budget); }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    set_target(std::make_shared<const MemoryPlan>(plan));
+  }
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
 
@@ -5746,8 +7416,10 @@ class CheckpointedChainImpl : public torch::nn::Module,
 
   /// Returns what puts the present switch, segment count and measurements back.
   std::function<void()> remember_checkpointing() override {
-    return [this, is_on = is_enabled_.get(), put_back = planner_.remember()] {
+    return [this, is_on = is_enabled_.get(), put_back = planner_.remember(),
+            put_budget_back = budgeted_.remember()] {
       put_back();
+      put_budget_back();
       is_enabled_ = is_on;
     };
   }
@@ -5772,6 +7444,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
   /// Takes over switch, segment count, exemptions and measurements of a chain with the same units.
   void copy_checkpointing_from(const CheckpointedChainImpl& other) {
     is_enabled_ = other.is_enabled_;
+    budgeted_ = other.budgeted_;
     planner_.take_over(*other.planner_.plan_for(other, detail::units_of(other)),
                        detail::units_of(*this));
   }
@@ -5783,6 +7456,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
  protected:
   explicit CheckpointedChainImpl(detail::ChainPolicy policy) : planner_(std::move(policy)) {}
 
+  /// Returns pattern, rule and keep policy as values.
   const detail::ChainPolicy& policy() const { return planner_.policy(); }
 
   /// Runs the chain; `more` goes to every unit.
@@ -5796,6 +7470,12 @@ class CheckpointedChainImpl : public torch::nn::Module,
           .cure("Add layers first");
     });
     const bool is_on = should_checkpoint(units, x, more...);
+    if (is_on && budgeted_.is_set())
+      return budgeted_.run(*this, x, [&](const torch::Tensor& input) {
+        torch::nn::AnyValue value(input);
+        for (const auto& unit : units) detail::run_unit(unit, value, more...);
+        return take_result(value);
+      });
     torch::nn::AnyValue value(std::move(x));
     if (is_on) {
       const auto planned = planner_.plan_for(*this, units);
@@ -5804,7 +7484,11 @@ class CheckpointedChainImpl : public torch::nn::Module,
     } else {
       for (const auto& unit : units) detail::run_unit(unit, value, more...);
     }
-    auto* result = value.template try_get<torch::Tensor>();
+    return take_result(value);
+  }
+
+  torch::Tensor take_result(torch::nn::AnyValue& value) const {
+    auto* result = value.try_get<torch::Tensor>();
     require(result != nullptr, [&] {
       return ErrorMessage("remat.chain.result")
           .where(name())
@@ -5846,7 +7530,13 @@ class CheckpointedChainImpl : public torch::nn::Module,
 
   void set_segment_count(std::optional<std::int64_t> segment_count) {
     is_enabled_ = true;
+    budgeted_.set({});
     planner_.set_segment_count(segment_count);
+  }
+
+  void set_target(detail::BudgetedRun::Target target) {
+    is_enabled_ = true;
+    budgeted_.set(std::move(target));
   }
 
   void add_units(std::vector<detail::ChainUnit>& units, bool is_plain) const override {
@@ -5888,6 +7578,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
   std::vector<ChainLayer> layers_;
   detail::Flag is_enabled_{true};
   detail::ChainPlanner planner_;
+  detail::BudgetedRun budgeted_;
 };
 
 /// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra
@@ -6037,13 +7728,18 @@ class ChainBackbone : public Backbone {
   }
 
   /// Switches checkpointing on with the policy's own rule.
-  void enable_gradient_checkpointing() override { chain_->enable_gradient_checkpointing(); }
+  void enable_gradient_checkpointing() override {
+    forget_budget();
+    chain_->enable_gradient_checkpointing();
+  }
   /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
+    forget_budget();
     chain_->enable_gradient_checkpointing(segment_count);
   }
+  using Backbone::enable_gradient_checkpointing;
   void disable_gradient_checkpointing() override { chain_->disable_gradient_checkpointing(); }
   bool is_gradient_checkpointing_enabled() const override {
     return chain_->is_gradient_checkpointing_enabled();
@@ -6062,7 +7758,10 @@ class ChainBackbone : public Backbone {
   bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
 
   std::function<void()> remember_checkpointing() override {
-    return chain_->remember_checkpointing();
+    return [chain = chain_->remember_checkpointing(), budget = remember_budget()] {
+      chain();
+      budget();
+    };
   }
 
   void train(bool on = true) override {
@@ -6089,6 +7788,7 @@ class ChainBackbone : public Backbone {
 
  private:
   void copy_checkpointing_from(const Backbone& other) override {
+    copy_budget_from(other);
     chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
   }
 
@@ -6492,12 +8192,14 @@ class StateDict {
     return *tensor;
   }
 
+  /// Returns whether there is a tensor of that name.
   bool contains(const std::string& name) const { return find(name) != nullptr; }
   std::size_t size() const { return items_.size(); }
   bool empty() const { return items_.empty(); }
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
 
+  /// Returns all names, in their order.
   std::vector<std::string> names() const {
     std::vector<std::string> result;
     for (const auto& [name, tensor] : items_) result.push_back(name);
@@ -8831,14 +10533,23 @@ using Activation = torch::Tensor (*)(torch::Tensor);
 /// torchvision's choice.
 namespace activations {
 
+/// Computes max(x, 0).
 inline torch::Tensor relu(torch::Tensor x) { return x.relu(); }
+/// Computes max(x, 0), in place.
 inline torch::Tensor relu_(torch::Tensor x) { return x.relu_(); }
+/// Computes min(max(x, 0), 6), in place.
 inline torch::Tensor relu6_(torch::Tensor x) { return at::relu6_(x); }
+/// Computes x * sigmoid(x).
 inline torch::Tensor silu(torch::Tensor x) { return at::silu(x); }
+/// Computes x * sigmoid(x), in place.
 inline torch::Tensor silu_(torch::Tensor x) { return at::silu_(x); }
+/// Computes x times the normal distribution function of x.
 inline torch::Tensor gelu(torch::Tensor x) { return at::gelu(x); }
+/// Computes x * hardsigmoid(x), in place.
 inline torch::Tensor hardswish_(torch::Tensor x) { return at::hardswish_(x); }
+/// Computes 1 / (1 + exp(-x)).
 inline torch::Tensor sigmoid(torch::Tensor x) { return x.sigmoid(); }
+/// Computes min(max(x + 3, 0), 6) / 6.
 inline torch::Tensor hardsigmoid(torch::Tensor x) { return at::hardsigmoid(x); }
 
 }  // namespace activations
@@ -12868,9 +14579,11 @@ class MultiViewClassifierImpl : public torch::nn::Cloneable<MultiViewClassifierI
 
   /// Returns the network that all views share.
   const std::shared_ptr<Backbone>& backbone() const { return backbone_; }
+  /// Returns the size of a row that `forward` gives.
   std::int64_t num_classes() const { return num_classes_; }
   /// Returns the most views that an object may have.
   std::int64_t num_views() const { return num_views_; }
+  /// Returns how the features of the views become one.
   ViewAggregation aggregation() const { return aggregation_; }
 
  protected:
@@ -13016,8 +14729,6 @@ class MultiViewClassifierImpl : public torch::nn::Cloneable<MultiViewClassifierI
 TORCH_MODULE(MultiViewClassifier);
 
 }  // namespace remat
-
-#include <iterator>
 
 namespace remat {
 
@@ -13193,103 +14904,6 @@ inline std::ostream& operator<<(std::ostream& stream, const MemoryReport& report
 
 }  // namespace remat
 
-namespace remat::detail {
-
-/// Puts back at its end everything that training steps change in a model: gradients, buffers with
-/// their versions, modes, checkpoint switches with segment counts and plans, and the random states.
-///
-/// While it lives, steps see no gradients, and buffers with versions of their own, so that a graph
-/// from before that has saved a buffer still finds it unchanged.
-class ModelState {
- public:
-  /// @param input  whose gradient is put back, too, if it is a leaf
-  ModelState(torch::nn::Module& model, const torch::Tensor& input) {
-    modes_.emplace_back(&model, model.is_training());
-    for (const auto& below : model.modules(/*include_self=*/false))
-      modes_.emplace_back(below.get(), below->is_training());
-    for_each_toggle(model, [&](CheckpointToggle& toggle) {
-      switches_.push_back(toggle.remember_checkpointing());
-    });
-    for (const torch::Tensor& parameter : model.parameters()) remember_gradient(parameter);
-    remember_gradient(input);
-    for (const torch::Tensor& buffer : model.buffers()) remember_buffer(buffer);
-    remember_generator(at::kCPU);
-    // From here on nothing throws.
-    for (const Buffer& buffer : buffers_)
-      impl(buffer.tensor)
-          ->set_version_counter(c10::VariableVersion(buffer.version.current_version()));
-    clear_gradients();
-  }
-  ModelState(const ModelState&) = delete;
-  ModelState& operator=(const ModelState&) = delete;
-  ~ModelState() {
-    // A destructor that throws ends the process; a device that has failed cannot be put back.
-    try {
-      rewind();
-    } catch (...) {
-    }
-    for (const Buffer& buffer : buffers_) impl(buffer.tensor)->set_version_counter(buffer.version);
-    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = gradient;
-    for (const auto& put_back : switches_) put_back();
-    if (std::ranges::all_of(
-            modes_, [](const auto& mode) { return mode.first->is_training() == mode.second; }))
-      return;
-    // From the root down, since train() reaches everything below.
-    for (const auto& [module, is_training] : modes_) module->train(is_training);
-  }
-
-  /// Makes the next step start where the first one did: without gradients, with the same buffers
-  /// and random numbers.
-  void rewind() {
-    clear_gradients();
-    const torch::NoGradGuard no_grad;
-    for (const Buffer& buffer : buffers_) buffer.tensor.copy_(buffer.content);
-    for (const RandomState& random : generators_) set_state(random.generator, random.state);
-  }
-
- private:
-  struct Buffer {
-    torch::Tensor tensor, content;
-    c10::VariableVersion version;
-  };
-
-  static c10::TensorImpl* impl(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
-
-  void clear_gradients() {
-    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = torch::Tensor();
-  }
-
-  void remember_gradient(const torch::Tensor& leaf) {
-    if (!leaf.defined()) return;
-    remember_generator(leaf.device());
-    if (leaf.is_leaf()) gradients_.emplace_back(leaf, leaf.grad());
-  }
-
-  void remember_buffer(const torch::Tensor& buffer) {
-    if (!buffer.defined() || buffer.is_inference()) return;
-    remember_generator(buffer.device());
-    const auto is_same = [&](const Buffer& known) { return known.tensor.is_same(buffer); };
-    if (std::ranges::any_of(buffers_, is_same)) return;
-    buffers_.push_back({buffer, buffer.detach().clone(), impl(buffer)->version_counter()});
-  }
-
-  void remember_generator(c10::Device device) {
-    if (device.is_meta()) return;
-    const at::Generator generator = default_generator(device);
-    const auto is_same = [&](const RandomState& known) { return known.generator == generator; };
-    if (std::ranges::none_of(generators_, is_same))
-      generators_.push_back({generator, state_of(generator)});
-  }
-
-  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
-  std::vector<std::function<void()>> switches_;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> gradients_;
-  std::vector<Buffer> buffers_;
-  std::vector<RandomState> generators_;
-};
-
-}  // namespace remat::detail
-
 namespace remat {
 
 /// Says how `compare_memory` measures.
@@ -13436,12 +15050,106 @@ MemoryReport compare_memory(const torch::nn::ModuleHolder<Impl>& model, const to
 
 }  // namespace remat
 
+namespace remat {
+
+namespace detail {
+
+/// Traces a training step of a module with its real loss, and leaves the module as it was.
+template <class Module, class Loss>
+StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
+  require(model.is_training() && records_regions(), [&] {
+    return ErrorMessage("remat.plan.mode")
+        .where("remat::plan")
+        .what(model.name() +
+              " is in eval mode, or grad mode is off, or this is inside another plan")
+        .cause("Nothing would be recorded")
+        .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
+  });
+  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
+  ModelState state(model, x);
+  const auto step = [&](const RegionOptions& options) {
+    auto output = run_region(options, [&] { return model.forward(x); });
+    const torch::Tensor value = loss(output);
+    require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
+      return ErrorMessage("remat.plan.loss")
+          .where("remat::plan")
+          .what("the loss is no scalar that requires grad")
+          .cure("Return what a training step calls backward() on");
+    });
+    value.backward();
+  };
+  step({.name = model.name(), .is_indivisible = true});  // kernels set themselves up once
+  state.rewind();
+  state.zero_known_gradients();
+  return trace_step(model.name(), step);
+}
+
+}  // namespace detail
+
+/// Makes the plan that needs the least time within a budget, from one traced training step.
+///
+/// The step is forward as one checkpointed region, loss and backward, run twice; afterwards the
+/// model is as it was: gradients, buffers, modes, switches, random states. The plan is applied with
+/// `remat::checkpoint(plan, fn, inputs...)` around the same forward, or given to a backbone's
+/// `enable_gradient_checkpointing`.
+///
+/// @param model    in training mode; a module with forward(tensor)
+/// @param example  an input of the size of a training batch
+/// @param loss     makes a scalar of what forward returned
+/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
+/// in eval mode or the loss is no scalar that requires grad
+template <class Module, class Loss>
+  requires std::derived_from<Module, torch::nn::Module>
+MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
+                const MemoryBudget& budget) {
+  const StepTrace trace = detail::trace_training_step(model, example, loss);
+  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
+}
+
+/// As for a module; takes a holder.
+template <class Impl, class Loss>
+MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
+                Loss&& loss, const MemoryBudget& budget) {
+  return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
+}
+
+/// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.
+///
+/// Regions inside are part of it. If other operations run than those of the plan, everything from
+/// there on is dropped and recomputed: right, and slower.
+///
+/// @param outcome  gets whether the plan was followed; may be null
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
+                          Inputs&&... inputs) {
+  const auto followed = std::make_shared<PlanOutcome>();
+  struct Report {
+    std::shared_ptr<PlanOutcome> from;
+    PlanOutcome* to;
+    ~Report() {
+      if (to != nullptr) *to = *from;
+    }
+  } const report{followed, outcome};
+  detail::RegionOptions options;
+  options.is_indivisible = true;
+  options.keep = detail::PlanFollower(std::make_shared<const MemoryPlan>(plan), followed);
+  return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+/// As above, without an outcome.
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+decltype(auto) checkpoint(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
+  return checkpoint(plan, nullptr, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+}  // namespace remat
+
 // CMake reads these three lines; nothing else states the version.
 #define REMAT_VERSION_MAJOR 0
 #define REMAT_VERSION_MINOR 1
 #define REMAT_VERSION_PATCH 0
-
-#include <random>
 
 namespace remat::detail {
 

@@ -11,6 +11,7 @@
 
 #include "remat/errors.hpp"
 #include "remat/libtorch/layers.hpp"
+#include "remat/nn/budgeted_run.hpp"
 #include "remat/nn/toggle.hpp"
 
 namespace remat {
@@ -47,10 +48,25 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   torch::Tensor forward(const torch::Tensor& images_nchw) {
     check_images(images_nchw);
     check_image_size(images_nchw.size(2), images_nchw.size(3));
-    torch::Tensor features = pool(forward_features(images_nchw));  // (N, raw_feature_dim)
-    if (!projection_.is_empty()) return projection_->forward(features);
-    return options_.num_classes == 0 ? features : forward_head(std::move(features));
+    const auto run = [this](const torch::Tensor& images) { return forward_checked(images); };
+    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set())
+      return budgeted_.run(*this, images_nchw, run);
+    return run(images_nchw);
   }
+
+  /// Switches checkpointing on, such that a training step of the whole backbone, with its head,
+  /// needs no more memory than that; see `CheckpointToggle`.
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(budget);
+  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
+  }
+  using CheckpointToggle::enable_gradient_checkpointing;
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
 
   /// Computes what comes before pooling: for a convolutional network a map (N, C, h, w).
   virtual torch::Tensor forward_features(const torch::Tensor& images_nchw) = 0;
@@ -138,6 +154,11 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
     });
   }
 
+  /// Goes by segments again.
+  void forget_budget() { budgeted_.set({}); }
+  std::function<void()> remember_budget() { return budgeted_.remember(); }
+  void copy_budget_from(const Backbone& other) { budgeted_ = other.budgeted_; }
+
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.
   void register_projection() {
     if (options_.feature_dim == 0) return;
@@ -146,6 +167,12 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   }
 
  private:
+  torch::Tensor forward_checked(const torch::Tensor& images_nchw) {
+    torch::Tensor features = pool(forward_features(images_nchw));  // (N, raw_feature_dim)
+    if (!projection_.is_empty()) return projection_->forward(features);
+    return options_.num_classes == 0 ? features : forward_head(std::move(features));
+  }
+
   void check_options() const {
     require(!options_.pretrained || options_.weights.empty(), [&] {
       return ErrorMessage("remat.backbone.options")
@@ -247,6 +274,7 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   BackboneOptions options_;
   std::int64_t raw_feature_dim_;
   torch::nn::Linear projection_{nullptr};
+  detail::BudgetedRun budgeted_;
 };
 
 }  // namespace remat

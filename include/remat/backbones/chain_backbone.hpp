@@ -26,13 +26,18 @@ class ChainBackbone : public Backbone {
   }
 
   /// Switches checkpointing on with the policy's own rule.
-  void enable_gradient_checkpointing() override { chain_->enable_gradient_checkpointing(); }
+  void enable_gradient_checkpointing() override {
+    forget_budget();
+    chain_->enable_gradient_checkpointing();
+  }
   /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
+    forget_budget();
     chain_->enable_gradient_checkpointing(segment_count);
   }
+  using Backbone::enable_gradient_checkpointing;
   void disable_gradient_checkpointing() override { chain_->disable_gradient_checkpointing(); }
   bool is_gradient_checkpointing_enabled() const override {
     return chain_->is_gradient_checkpointing_enabled();
@@ -51,7 +56,10 @@ class ChainBackbone : public Backbone {
   bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
 
   std::function<void()> remember_checkpointing() override {
-    return chain_->remember_checkpointing();
+    return [chain = chain_->remember_checkpointing(), budget = remember_budget()] {
+      chain();
+      budget();
+    };
   }
 
   void train(bool on = true) override {
@@ -78,6 +86,7 @@ class ChainBackbone : public Backbone {
 
  private:
   void copy_checkpointing_from(const Backbone& other) override {
+    copy_budget_from(other);
     chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
   }
 

@@ -15,13 +15,13 @@ namespace remat::detail {
 
 /// How a region is to be checkpointed.
 struct RegionOptions {
-  KeepPredicate keep;                           ///< empty: keep nothing
+  KeepPredicate keep{};                         ///< empty: keep nothing
   std::string name = "checkpoint";              ///< for messages
   std::vector<UnitCost>* unit_costs = nullptr;  ///< filled by unit, see `begin_unit`
   bool measures_time = false;
   bool is_indivisible = false;  ///< regions inside are part of this one, if it is the outermost
-  std::shared_ptr<TapeObserver> observer;  ///< watches the tape, if this region is the outermost
-  std::function<void(Tape&)> at_end;       ///< sees the tape when the region has ended well
+  std::shared_ptr<TapeObserver> observer{};  ///< watches the tape, if this region is the outermost
+  std::function<void(Tape&)> at_end{};       ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.

@@ -32,8 +32,9 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
   void changed(const void* block, std::int64_t bytes, c10::Device) override {
     const std::lock_guard lock(mutex_);
     if (bytes > 0) {
-      blocks_[block] = {slice_depth_ > 0 ? Owner::slice : is_running_ ? Owner::operation
-                                                                      : Owner::other,
+      blocks_[block] = {slice_depth_ > 0 ? Owner::slice
+                        : is_running_    ? Owner::operation
+                                         : Owner::other,
                         bytes, none};
       if (slice_depth_ == 0) grow(is_running_, bytes);
       return;
@@ -95,6 +96,10 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
     peak_ = std::max(peak_, other_);
   }
 
+  void kept(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(id);
+  }
   void saved(Tape&, ValueId id) override {
     const std::lock_guard lock(mutex_);
     emit(StepTrace::Kind::saved, id);
@@ -193,7 +198,7 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
   ska::flat_hash_map<const void*, Block> blocks_;
   std::vector<ValueId> kept_;  // by the tape, and by others as far as is known
   std::vector<bool> is_let_go_;
-  std::int64_t other_ = 0, peak_ = 0;                     // of other memory
+  std::int64_t other_ = 0, peak_ = 0;                      // of other memory
   std::int64_t operation_bytes_ = 0, operation_peak_ = 0;  // of the running operation
   std::size_t running_event_ = 0;
   int slice_depth_ = 0;

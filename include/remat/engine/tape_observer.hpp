@@ -21,6 +21,8 @@ class REMAT_VISIBLE TapeObserver {
   /// An operation that will be recorded is about to run its kernel.
   virtual void operation_begins(Tape& tape) = 0;
   virtual void operation_ended(Tape& tape, OperationId id, const MadeValues& made) = 0;
+  /// A value that was made before is held from now on.
+  virtual void kept(Tape& tape, ValueId id) = 0;
   /// Autograd saved a value that the region made.
   virtual void saved(Tape& tape, ValueId id) = 0;
   /// Backward wants a saved value; what is missing of it will be recomputed after this call.

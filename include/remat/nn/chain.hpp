@@ -16,6 +16,7 @@
 #include "remat/checkpoint.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
+#include "remat/nn/budgeted_run.hpp"
 #include "remat/nn/chain_layer.hpp"
 #include "remat/nn/chain_plan.hpp"
 #include "remat/nn/chain_run.hpp"
@@ -98,6 +99,12 @@ class CheckpointedChainImpl : public torch::nn::Module,
     detail::require_segment_count(segment_count, name());
     set_segment_count(segment_count);
   }
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override { set_target(budget); }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    set_target(std::make_shared<const MemoryPlan>(plan));
+  }
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
 
@@ -110,8 +117,10 @@ class CheckpointedChainImpl : public torch::nn::Module,
 
   /// Returns what puts the present switch, segment count and measurements back.
   std::function<void()> remember_checkpointing() override {
-    return [this, is_on = is_enabled_.get(), put_back = planner_.remember()] {
+    return [this, is_on = is_enabled_.get(), put_back = planner_.remember(),
+            put_budget_back = budgeted_.remember()] {
       put_back();
+      put_budget_back();
       is_enabled_ = is_on;
     };
   }
@@ -136,6 +145,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
   /// Takes over switch, segment count, exemptions and measurements of a chain with the same units.
   void copy_checkpointing_from(const CheckpointedChainImpl& other) {
     is_enabled_ = other.is_enabled_;
+    budgeted_ = other.budgeted_;
     planner_.take_over(*other.planner_.plan_for(other, detail::units_of(other)),
                        detail::units_of(*this));
   }
@@ -147,6 +157,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
  protected:
   explicit CheckpointedChainImpl(detail::ChainPolicy policy) : planner_(std::move(policy)) {}
 
+  /// Returns pattern, rule and keep policy as values.
   const detail::ChainPolicy& policy() const { return planner_.policy(); }
 
   /// Runs the chain; `more` goes to every unit.
@@ -160,6 +171,12 @@ class CheckpointedChainImpl : public torch::nn::Module,
           .cure("Add layers first");
     });
     const bool is_on = should_checkpoint(units, x, more...);
+    if (is_on && budgeted_.is_set())
+      return budgeted_.run(*this, x, [&](const torch::Tensor& input) {
+        torch::nn::AnyValue value(input);
+        for (const auto& unit : units) detail::run_unit(unit, value, more...);
+        return take_result(value);
+      });
     torch::nn::AnyValue value(std::move(x));
     if (is_on) {
       const auto planned = planner_.plan_for(*this, units);
@@ -168,7 +185,11 @@ class CheckpointedChainImpl : public torch::nn::Module,
     } else {
       for (const auto& unit : units) detail::run_unit(unit, value, more...);
     }
-    auto* result = value.template try_get<torch::Tensor>();
+    return take_result(value);
+  }
+
+  torch::Tensor take_result(torch::nn::AnyValue& value) const {
+    auto* result = value.try_get<torch::Tensor>();
     require(result != nullptr, [&] {
       return ErrorMessage("remat.chain.result")
           .where(name())
@@ -210,7 +231,13 @@ class CheckpointedChainImpl : public torch::nn::Module,
 
   void set_segment_count(std::optional<std::int64_t> segment_count) {
     is_enabled_ = true;
+    budgeted_.set({});
     planner_.set_segment_count(segment_count);
+  }
+
+  void set_target(detail::BudgetedRun::Target target) {
+    is_enabled_ = true;
+    budgeted_.set(std::move(target));
   }
 
   void add_units(std::vector<detail::ChainUnit>& units, bool is_plain) const override {
@@ -252,6 +279,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
   std::vector<ChainLayer> layers_;
   detail::Flag is_enabled_{true};
   detail::ChainPlanner planner_;
+  detail::BudgetedRun budgeted_;
 };
 
 /// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "remat/checkpoint.hpp"
+#include "remat/engine/trace_step.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/nn/chain_plan.hpp"
 #include "remat/nn/chain_units.hpp"
@@ -23,6 +24,7 @@ void run_unit(const ChainUnit& unit, torch::nn::AnyValue& value, const More&... 
     call_plain(call);
   else
     call();
+  if (auto* tensor = value.try_get<torch::Tensor>()) keep_while_tracing(*tensor);
 }
 
 inline Bytes bytes_of(torch::nn::AnyValue& value) {

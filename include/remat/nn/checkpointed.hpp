@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -10,6 +11,7 @@
 
 #include "remat/checkpoint.hpp"
 #include "remat/libtorch/nn.hpp"
+#include "remat/nn/budgeted_run.hpp"
 #include "remat/nn/concepts.hpp"
 #include "remat/nn/holder.hpp"
 #include "remat/nn/toggle.hpp"
@@ -47,6 +49,16 @@ bool any_requires_grad(const Values&... values) {
   return found;
 }
 
+/// A forward that takes one tensor, which it does not edit in its caller's hands, and returns one.
+template <class Signature>
+inline constexpr bool maps_tensor = false;
+template <class Argument>
+  requires std::same_as<Argument, torch::Tensor> || std::same_as<Argument, const torch::Tensor&>
+inline constexpr bool maps_tensor<torch::Tensor(Argument)> = true;
+template <class Argument>
+  requires std::same_as<Argument, torch::Tensor> || std::same_as<Argument, const torch::Tensor&>
+inline constexpr bool maps_tensor<torch::Tensor(Argument) const> = true;
+
 /// Says that a constructor copies an unwrapped clone.
 struct FromClone {};
 
@@ -57,17 +69,41 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   using Base::Base;
   CheckpointedModule() = default;
   CheckpointedModule(FromClone, const Base& clone, const CheckpointedModule& original)
-      : Base(clone), is_enabled_(original.is_enabled_), is_exempt_(original.is_exempt_) {
+      : Base(clone),
+        is_enabled_(original.is_enabled_),
+        is_exempt_(original.is_exempt_),
+        budgeted_(original.budgeted_) {
     // In LibTorch 1.13 Module is a virtual base, which the copy constructor of `Base` leaves to the
     // last class.
     static_cast<torch::nn::Module&>(*this) = clone;
   }
 
-  void enable_gradient_checkpointing() override { is_enabled_ = true; }
+  void enable_gradient_checkpointing() override {
+    is_enabled_ = true;
+    budgeted_.set({});
+  }
   /// A module is one unit, so that every number of segments means one.
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
     require_segment_count(segment_count, this->name());
+    enable_gradient_checkpointing();
+  }
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
+    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(budget);
     is_enabled_ = true;
+    budgeted_.set(budget);
+  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(plan);
+    is_enabled_ = true;
+    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
+  }
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
+  std::function<void()> remember_checkpointing() override {
+    return [this, is_on = is_enabled_.get(), put_back = budgeted_.remember()] {
+      put_back();
+      is_enabled_ = is_on;
+    };
   }
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
@@ -95,6 +131,8 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   decltype(auto) run(Call&& call, const Arguments&... arguments) const {
     if (is_exempt_.get()) return call_plain(std::forward<Call>(call));
     if (!should_checkpoint(arguments...)) return std::forward<Call>(call)();
+    if constexpr (kCanBePlanned && sizeof...(Arguments) == 1)
+      if (budgeted_.is_set()) return run_budgeted(arguments...);
     RegionOptions region;
     region.keep = make_keep_predicate<Keep>();
     region.name = this->name();
@@ -108,8 +146,18 @@ class CheckpointedModule : public Base, public CheckpointToggle {
            (any_requires_grad(arguments...) || has_trainable_parameter(*this));
   }
 
+  torch::Tensor run_budgeted(const torch::Tensor& x) const {
+    // A trace changes the module and puts it back: it stays what it was, as const promises.
+    auto& self = const_cast<CheckpointedModule&>(*this);
+    return self.budgeted_.run(
+        self, x, [&](const torch::Tensor& input) { return self.Base::forward(input); });
+  }
+
+  static constexpr bool kCanBePlanned = maps_tensor<ForwardSignature<Base>>;
+
   Flag is_enabled_{true};
   Flag is_exempt_{false};
+  BudgetedRun budgeted_;
 };
 
 }  // namespace detail
@@ -123,6 +171,7 @@ class CheckpointedModule : public Base, public CheckpointToggle {
 template <class Base, class Keep, class Signature = detail::ForwardSignature<Base>>
 class CheckpointedImpl;
 
+/// For a forward that is not const.
 template <class Base, class Keep, class Result, class... Arguments>
 class CheckpointedImpl<Base, Keep, Result(Arguments...)>
     : public detail::CheckpointedModule<Base, Keep> {
@@ -144,6 +193,7 @@ class CheckpointedImpl<Base, Keep, Result(Arguments...)>
   }
 };
 
+/// For a const forward.
 template <class Base, class Keep, class Result, class... Arguments>
 class CheckpointedImpl<Base, Keep, Result(Arguments...) const>
     : public detail::CheckpointedModule<Base, Keep> {
@@ -214,6 +264,7 @@ class Checkpointed {
                 "remat::Checkpointed<Module, Keep> needs a keep policy as its second argument");
 };
 
+/// Holds a checkpointed module.
 template <CheckpointableModule What, KeepPolicy Keep>
 class Checkpointed<What, Keep, keep::nothing>
     : public torch::nn::ModuleHolder<CheckpointedImpl<detail::UnitImpl<What>, Keep>> {
@@ -222,6 +273,7 @@ class Checkpointed<What, Keep, keep::nothing>
   using torch::nn::ModuleHolder<Impl>::ModuleHolder;
 };
 
+/// Holds a checkpointed module whose forward has default arguments.
 template <CheckpointableModule What, KeepPolicy Keep>
   requires(CheckpointedImpl<detail::UnitImpl<What>, Keep>::kHasDefaultArguments)
 class Checkpointed<What, Keep, keep::nothing>

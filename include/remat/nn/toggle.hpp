@@ -5,13 +5,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
+#include "remat/plan/memory_budget.hpp"
+#include "remat/plan/memory_plan.hpp"
+#include "remat/engine/plan_follower.hpp"
 
 namespace remat {
+
+namespace detail {
+
+inline ErrorMessage no_plans(const char* given) {
+  return ErrorMessage("remat.budget.module")
+      .where("enable_gradient_checkpointing")
+      .what(std::string(given) +
+            " was given to a module whose forward does not take one tensor "
+            "and return one")
+      .cure("Give it to the chain or the backbone around the module, or use remat::plan");
+}
+
+}  // namespace detail
 
 /// What every checkpointed module offers besides being a module.
 ///
@@ -27,6 +44,31 @@ class CheckpointToggle {
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   virtual void enable_gradient_checkpointing(std::int64_t segment_count) = 0;
+  /// Switches checkpointing on, such that a training step needs no more memory than that, in as
+  /// little time as can be had.
+  ///
+  /// The first forward of each shape of input traces a step of its own, with a stand-in for the
+  /// loss, and makes a plan; the model is as before. The budget covers this module's forward and
+  /// backward, and a small reserve for a loss on its output. Inside another checkpointed region the
+  /// module follows that one.
+  ///
+  /// @throws ArgumentError  if this module cannot be planned; an infeasible budget shows in forward
+  virtual void enable_gradient_checkpointing(const MemoryBudget& budget) {
+    static_cast<void>(budget);
+    throw ArgumentError(detail::no_plans("a budget"));
+  }
+  /// Switches checkpointing on by a plan that was made before, such as one loaded from a file.
+  ///
+  /// @throws ArgumentError  if this module cannot be planned
+  virtual void enable_gradient_checkpointing(const MemoryPlan& plan) {
+    static_cast<void>(plan);
+    throw ArgumentError(detail::no_plans("a plan"));
+  }
+  /// Returns the plan of the last forward within a budget; null without one.
+  virtual std::shared_ptr<const MemoryPlan> memory_plan() const { return nullptr; }
+  /// Returns whether the last forward ran what was planned, and what was different.
+  virtual PlanOutcome plan_outcome() const { return {}; }
+
   /// Switches checkpointing off: forward is a plain call.
   virtual void disable_gradient_checkpointing() = 0;
   virtual bool is_gradient_checkpointing_enabled() const = 0;

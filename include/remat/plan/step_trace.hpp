@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "remat/units.hpp"
+
 namespace remat {
 
 /// What one training step did, forward and backward, as plain numbers: enough to say what it would
@@ -68,6 +70,14 @@ struct StepTrace {
       if (event.kind == Kind::released) --counts[static_cast<std::size_t>(event.id)];
     }
     return counts;
+  }
+
+  /// Returns the bytes of what the region returned.
+  Bytes result_bytes() const {
+    Bytes sum;
+    for (const Value& value : values)
+      if (value.is_result) sum += Bytes{value.bytes};
+    return sum;
   }
 
   /// Returns the measured time of forward's operations.

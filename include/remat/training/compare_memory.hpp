@@ -17,7 +17,7 @@
 #include "remat/memory/meter.hpp"
 #include "remat/nn/toggle.hpp"
 #include "remat/training/memory_report.hpp"
-#include "remat/training/model_state.hpp"
+#include "remat/nn/model_state.hpp"
 
 namespace remat {
 

@@ -34,7 +34,7 @@ class PlanFollower {
     if (planned.name != operation.name || operation.result >= planned.results.size())
       return leave(operation, "where " + planned.name + " was planned");
     const MemoryPlan::Result& result = planned.results[operation.result];
-    if (bytes > result.bytes)
+    if (bytes > result.bytes && result.bytes.count > 0)  // 0: memory that was there before
       return leave(operation, "with a result of " + to_string(bytes) + " where " +
                                   to_string(result.bytes) + " were planned");
     return result.is_kept;

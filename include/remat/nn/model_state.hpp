@@ -64,6 +64,13 @@ class ModelState {
     for (const RandomState& random : generators_) set_state(random.generator, random.state);
   }
 
+  /// Gives every parameter that had a gradient one of zeros: backward adds to those, which needs
+  /// other memory than making them does.
+  void zero_known_gradients() {
+    for (const auto& [leaf, gradient] : gradients_)
+      if (gradient.defined()) leaf.mutable_grad() = torch::zeros_like(gradient);
+  }
+
  private:
   struct Buffer {
     torch::Tensor tensor, content;

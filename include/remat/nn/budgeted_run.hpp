@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "remat/checkpoint.hpp"
+#include "remat/engine/trace_step.hpp"
+#include "remat/libtorch/nn.hpp"
+#include "remat/nn/model_state.hpp"
+#include "remat/plan/keep_search.hpp"
+#include "remat/plan/memory_budget.hpp"
+#include "remat/plan/memory_plan.hpp"
+#include "remat/engine/plan_follower.hpp"
+
+namespace remat::detail {
+
+/// Traces a step of `forward` and a stand-in for the loss, a gradient of ones, and leaves
+/// everything as it was.
+template <class Forward>
+StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
+  const torch::Tensor input = x.detach().requires_grad_(x.requires_grad());
+  ModelState state(module, input);
+  const auto step = [&](const RegionOptions& options) {
+    const torch::Tensor output = run_region(options, [&] { return forward(input); });
+    if (output.requires_grad()) output.backward(torch::ones_like(output));
+  };
+  step({.name = module.name(), .is_indivisible = true});  // kernels set themselves up once
+  state.rewind();
+  state.zero_known_gradients();
+  return trace_step(module.name(), step);
+}
+
+/// Runs a module's forward as one region that follows a plan: one that was given, or one made for
+/// a budget from a trace of the module's own step, anew for each shape of input.
+///
+/// @par Threads  any call from any thread; a plan, once handed out, stays as it is
+class BudgetedRun {
+ public:
+  using Target = std::variant<std::monostate, MemoryBudget, std::shared_ptr<const MemoryPlan>>;
+
+  BudgetedRun() = default;
+  BudgetedRun(const BudgetedRun& other) { *this = other; }
+  BudgetedRun& operator=(const BudgetedRun& other) {
+    if (this == &other) return *this;
+    const std::scoped_lock lock(mutex_, other.mutex_);
+    target_ = other.target_;
+    planned_ = other.planned_;
+    outcome_ = other.outcome_;
+    return *this;
+  }
+
+  /// Sets a budget or a plan; nothing: the module goes by segments again.
+  void set(Target target) {
+    const std::lock_guard lock(mutex_);
+    target_ = std::move(target);
+    planned_.clear();
+    outcome_ = nullptr;
+  }
+
+  bool is_set() const {
+    const std::lock_guard lock(mutex_);
+    return target_.index() != 0;
+  }
+
+  /// Returns the plan of the last forward; null before the first.
+  std::shared_ptr<const MemoryPlan> plan() const {
+    const std::lock_guard lock(mutex_);
+    if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
+    return planned_.empty() ? nullptr : planned_.back().plan;
+  }
+
+  /// Says how the last forward kept to its plan.
+  PlanOutcome outcome() const {
+    const std::lock_guard lock(mutex_);
+    return outcome_ == nullptr ? PlanOutcome() : *outcome_;
+  }
+
+  std::function<void()> remember() {
+    const std::lock_guard lock(mutex_);
+    return [this, target = target_, planned = planned_, outcome = outcome_] {
+      const std::lock_guard lock_again(mutex_);
+      target_ = target;
+      planned_ = planned;
+      outcome_ = outcome;
+    };
+  }
+
+  /// Calls `forward(x)`, which may happen three times where there is no plan yet.
+  ///
+  /// Inside another region there is nothing to plan: that one decides what stays.
+  template <class Forward>
+  torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
+    if (!records_regions() || thread_state().tape) return forward(x);
+    const auto outcome = std::make_shared<PlanOutcome>();
+    RegionOptions options;
+    options.name = module.name();
+    options.is_indivisible = true;
+    options.keep = PlanFollower(plan_for(module, x, forward), outcome);
+    torch::Tensor result = run_region(options, [&] { return forward(x); });
+    const std::lock_guard lock(mutex_);
+    outcome_ = outcome;
+    if (!outcome->is_followed) forget_last();
+    return result;
+  }
+
+ private:
+  struct Planned {
+    std::vector<std::int64_t> sizes;  // of the input
+    std::shared_ptr<const MemoryPlan> plan;
+  };
+  static constexpr std::size_t kMostPlans = 8;
+
+  /// The loss is not traced: a few tensors of the size of what it gets.
+  static constexpr std::int64_t kLossTensors = 4;
+
+  template <class Forward>
+  std::shared_ptr<const MemoryPlan> plan_for(torch::nn::Module& module, const torch::Tensor& x,
+                                             Forward& forward) {
+    const std::lock_guard lock(mutex_);
+    if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
+    const std::vector<std::int64_t> sizes = x.sizes().vec();
+    const auto known = std::ranges::find_if(
+        planned_, [&](const Planned& planned) { return is_covered(sizes, planned.sizes); });
+    if (known != planned_.end()) {
+      std::rotate(known, known + 1, planned_.end());
+      return planned_.back().plan;
+    }
+    const StepTrace trace = trace_forward(module, x, forward);
+    auto plan = std::make_shared<const MemoryPlan>(
+        plan_within(trace, KeepSearch(trace).run(), std::get<MemoryBudget>(target_),
+                    trace.result_bytes() * kLossTensors, module.name()));
+    if (planned_.size() == kMostPlans) planned_.erase(planned_.begin());
+    planned_.push_back({sizes, plan});
+    return plan;
+  }
+
+  /// The same shape, or fewer samples of it: the last batch of an epoch.
+  static bool is_covered(const std::vector<std::int64_t>& sizes,
+                         const std::vector<std::int64_t>& planned) {
+    return sizes.size() == planned.size() && !sizes.empty() && sizes.front() <= planned.front() &&
+           std::equal(sizes.begin() + 1, sizes.end(), planned.begin() + 1);
+  }
+
+  /// The operations differ from those of the trace, so that the next forward makes a new plan.
+  void forget_last() {
+    if (!planned_.empty()) planned_.pop_back();
+  }
+
+  // Guards what follows; recursive because a trace remembers and puts back the module's switches.
+  mutable std::recursive_mutex mutex_;
+  Target target_;
+  std::vector<Planned> planned_;  // the one that was used last is the last
+  std::shared_ptr<const PlanOutcome> outcome_;
+};
+
+}  // namespace remat::detail
