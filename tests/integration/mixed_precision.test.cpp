@@ -9,7 +9,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <limits>
+#include <optional>
 #include <vector>
 
 namespace {
@@ -64,6 +66,42 @@ TEST_CASE("backward inside another scope recomputes in the precision of forward"
       run.module("first", *first);
       run.module("second", *second);
     });
+  }
+}
+
+TEST_CASE("backward on another thread recomputes in the precision of forward") {
+  enum class Around { nothing, on, off };
+  for (const bool is_forward_mixed : {true, false}) {
+    for (const Around around : {Around::nothing, Around::on, Around::off}) {
+      CAPTURE(is_forward_mixed);
+      CAPTURE(static_cast<int>(around));
+      expect_same([&](Run& run) {
+        nn::Linear first(8, 8), second(8, 8);
+        auto x = torch::randn({4, 8}, torch::requires_grad());
+        Tensor y;
+        {
+          const Autocast autocast(torch::kCPU, {.enabled = is_forward_mixed});
+          y = run.wrap([&](const Tensor& t) { return second(first(t).tanh()).sin(); }, x);
+        }
+        bool was_on = true, is_on = true;
+        // Its get() hands on what backward throws.
+        std::async(std::launch::async, [&] {
+          std::optional<Autocast> scope;
+          if (around != Around::nothing)
+            scope.emplace(torch::kCPU,
+                          remat::amp::AutocastOptions{.enabled = around == Around::on});
+          was_on = remat::amp::is_autocast_enabled(torch::kCPU);
+          y.sum().backward();
+          is_on = remat::amp::is_autocast_enabled(torch::kCPU);
+        }).get();
+        CHECK(was_on == (around == Around::on));
+        CHECK(is_on == was_on);
+        CHECK_FALSE(remat::amp::is_autocast_enabled(torch::kCPU));
+        run.gradient("x", x);
+        run.module("first", *first);
+        run.module("second", *second);
+      });
+    }
   }
 }
 

@@ -3,9 +3,14 @@
 
 #include "tests/support/doctest.hpp"
 
+#include "remat/memory/meter.hpp"
+
 #include <torch/torch.h>
 
+#include <cstdint>
+#include <future>
 #include <string>
+#include <thread>
 
 namespace {
 namespace autocast_scope_test {
@@ -66,6 +71,66 @@ TEST_CASE("a scope restores the cache setting and dtype also when left by an exc
   CHECK(after.is_enabled == before.is_enabled);
   CHECK((after.dtype == before.dtype));
   CHECK(after.uses_cache == before.uses_cache);
+}
+
+TEST_CASE("a scope acts on the thread that made it, and on no other") {
+  std::promise<void> is_open, may_close;
+  bool is_on_there = false, was_on_there = true;
+  auto type_there = torch::kDouble;
+  std::thread other([&] {
+    was_on_there = is_autocast_enabled(torch::kCPU);
+    type_there = product_type();
+    const Autocast autocast(torch::kCPU, {.cache_enabled = false});
+    is_on_there = is_autocast_enabled(torch::kCPU);
+    is_open.set_value();
+    may_close.get_future().wait();
+  });
+  {
+    is_open.get_future().wait();
+    CHECK_FALSE(is_autocast_enabled(torch::kCPU));
+    CHECK((product_type() == torch::kFloat));
+    CHECK(remat::detail::autocast_state(torch::kCPU).uses_cache);
+    may_close.set_value();
+  }
+  other.join();
+  CHECK_FALSE(was_on_there);
+  CHECK((type_there == torch::kFloat));
+  CHECK(is_on_there);
+
+  const Autocast autocast(torch::kCPU);
+  std::thread([&] {
+    is_on_there = is_autocast_enabled(torch::kCPU);
+    type_there = product_type();
+  }).join();
+  CHECK_FALSE(is_on_there);
+  CHECK((type_there == torch::kFloat));
+}
+
+TEST_CASE("casts of weights stay until the outermost scope ends, and no longer") {
+  constexpr std::int64_t kWidth = 64;
+  constexpr std::int64_t kCasts = (kWidth * kWidth + kWidth) * 2;  // weight and bias, 16 bits
+  torch::nn::Linear layer(kWidth, kWidth);
+  const auto x = torch::ones({2, kWidth});
+  const remat::MemoryMeter meter;
+  {
+    const Autocast outer(torch::kCPU);
+    {
+      const Autocast inner(torch::kCPU);
+      torch::linear(x, layer->weight, layer->bias);
+      CHECK(meter.current().count == kCasts);
+    }
+    CHECK(meter.current().count == kCasts);
+    torch::linear(x, layer->weight, layer->bias);
+    CHECK(meter.current().count == kCasts);
+    const Autocast off(torch::kCPU, {.enabled = false});
+    torch::linear(x, layer->weight, layer->bias);
+    CHECK(meter.current().count == kCasts);
+  }
+  CHECK(meter.current().count == 0);
+
+  const Autocast without_cache(torch::kCPU, {.cache_enabled = false});
+  torch::linear(x, layer->weight, layer->bias);
+  CHECK(meter.current().count == 0);
 }
 
 TEST_CASE("float16 on the CPU computes where LibTorch has its kernels and is refused elsewhere") {
