@@ -2221,6 +2221,7 @@ struct Chain {
     return {unit_count, std::move(unit_costs), {}};
   }
 
+  /// Returns whether each unit has its cost.
   bool is_measured() const { return unit_count != 0 && unit_costs.size() == unit_count; }
 };
 
@@ -4049,6 +4050,7 @@ struct StepTrace {
     double seconds = 0;
   };
 
+  /// What happened at a point of the step.
   enum class Kind : std::uint8_t {
     ran,       ///< an operation of forward
     let_go,    ///< nobody but the tape holds a value's memory any more
@@ -4751,12 +4753,14 @@ namespace remat {
 /// the plan was made. From the first that is another one on, everything is dropped, which is right,
 /// and only slower.
 struct MemoryPlan {
+  /// One result of an operation, and whether it stays.
   struct Result {
     Bytes bytes;
     bool is_kept = false;
 
     friend bool operator==(const Result&, const Result&) = default;
   };
+  /// What ran at one position, with its results in the order of its returns.
   struct Operation {
     std::string name;  ///< "aten::convolution"
     std::vector<Result> results;
@@ -4975,6 +4979,7 @@ class CheckpointToggle {
 
   /// Switches checkpointing off: forward is a plain call.
   virtual void disable_gradient_checkpointing() = 0;
+  /// Returns whether the switch is on; eval mode does not move it.
   virtual bool is_gradient_checkpointing_enabled() const = 0;
 
   /// Exempts one of the modules that this one checkpoints, which may be itself.
@@ -5811,7 +5816,9 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
 
   /// Goes by segments again.
   void forget_budget() { budgeted_.set({}); }
+  /// Returns what puts the present budget or plan back.
   std::function<void()> remember_budget() { return budgeted_.remember(); }
+  /// Takes over the budget or plan of another backbone.
   void copy_budget_from(const Backbone& other) { budgeted_ = other.budgeted_; }
 
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.
@@ -5958,6 +5965,7 @@ struct Segment {
   std::size_t last = 0;
   bool is_checkpointed = true;
 
+  /// Returns the number of units in it.
   std::size_t unit_count() const { return last - first; }
   friend bool operator==(const Segment&, const Segment&) = default;
 };
@@ -5998,6 +6006,7 @@ class Plan {
     }
     return Plan(std::move(segments));
   }
+  /// As above, for a list that is written out.
   static Plan from_sizes(std::initializer_list<std::size_t> sizes) {
     return from_sizes(std::span(sizes.begin(), sizes.size()));
   }
@@ -6018,11 +6027,15 @@ class Plan {
     return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
   }
 
+  /// Returns the segments in the order of the units.
   const std::vector<Segment>& segments() const& { return segments_; }
   /// By value, so that a loop over the segments of a temporary plan is right.
   std::vector<Segment> segments() && { return std::move(segments_); }
+  /// Returns the number of segments, plain ones included.
   std::size_t segment_count() const { return segments_.size(); }
+  /// Returns the number of units in all segments.
   std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
+  /// Returns the number of segments that are recomputed.
   std::size_t checkpointed_count() const {
     return static_cast<std::size_t>(std::ranges::count_if(segments_, &Segment::is_checkpointed));
   }
@@ -7487,6 +7500,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
     return take_result(value);
   }
 
+  /// Returns the tensor in `value`, which is what the last unit returned.
   torch::Tensor take_result(torch::nn::AnyValue& value) const {
     auto* result = value.try_get<torch::Tensor>();
     require(result != nullptr, [&] {
@@ -14034,6 +14048,7 @@ struct Graph {
   /// No producer, or no position.
   static constexpr std::int32_t kNone = -1;
 
+  /// What becomes of a value between forward and backward.
   enum class Fate : std::uint8_t {
     external,  ///< existed before: inputs, parameters, buffers, what was made unrecorded
     kept,      ///< made here and kept: by a policy, because it is tiny, or as a result

@@ -156,7 +156,9 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
 
   /// Goes by segments again.
   void forget_budget() { budgeted_.set({}); }
+  /// Returns what puts the present budget or plan back.
   std::function<void()> remember_budget() { return budgeted_.remember(); }
+  /// Takes over the budget or plan of another backbone.
   void copy_budget_from(const Backbone& other) { budgeted_ = other.budgeted_; }
 
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.

@@ -188,6 +188,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
     return take_result(value);
   }
 
+  /// Returns the tensor in `value`, which is what the last unit returned.
   torch::Tensor take_result(torch::nn::AnyValue& value) const {
     auto* result = value.try_get<torch::Tensor>();
     require(result != nullptr, [&] {

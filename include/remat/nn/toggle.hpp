@@ -71,6 +71,7 @@ class CheckpointToggle {
 
   /// Switches checkpointing off: forward is a plain call.
   virtual void disable_gradient_checkpointing() = 0;
+  /// Returns whether the switch is on; eval mode does not move it.
   virtual bool is_gradient_checkpointing_enabled() const = 0;
 
   /// Exempts one of the modules that this one checkpoints, which may be itself.

@@ -40,6 +40,7 @@ struct Chain {
     return {unit_count, std::move(unit_costs), {}};
   }
 
+  /// Returns whether each unit has its cost.
   bool is_measured() const { return unit_count != 0 && unit_costs.size() == unit_count; }
 };
 

@@ -22,6 +22,7 @@ struct Graph {
   /// No producer, or no position.
   static constexpr std::int32_t kNone = -1;
 
+  /// What becomes of a value between forward and backward.
   enum class Fate : std::uint8_t {
     external,  ///< existed before: inputs, parameters, buffers, what was made unrecorded
     kept,      ///< made here and kept: by a policy, because it is tiny, or as a result

@@ -26,12 +26,14 @@ namespace remat {
 /// the plan was made. From the first that is another one on, everything is dropped, which is right,
 /// and only slower.
 struct MemoryPlan {
+  /// One result of an operation, and whether it stays.
   struct Result {
     Bytes bytes;
     bool is_kept = false;
 
     friend bool operator==(const Result&, const Result&) = default;
   };
+  /// What ran at one position, with its results in the order of its returns.
   struct Operation {
     std::string name;  ///< "aten::convolution"
     std::vector<Result> results;

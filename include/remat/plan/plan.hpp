@@ -20,6 +20,7 @@ struct Segment {
   std::size_t last = 0;
   bool is_checkpointed = true;
 
+  /// Returns the number of units in it.
   std::size_t unit_count() const { return last - first; }
   friend bool operator==(const Segment&, const Segment&) = default;
 };
@@ -60,6 +61,7 @@ class Plan {
     }
     return Plan(std::move(segments));
   }
+  /// As above, for a list that is written out.
   static Plan from_sizes(std::initializer_list<std::size_t> sizes) {
     return from_sizes(std::span(sizes.begin(), sizes.size()));
   }
@@ -80,11 +82,15 @@ class Plan {
     return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
   }
 
+  /// Returns the segments in the order of the units.
   const std::vector<Segment>& segments() const& { return segments_; }
   /// By value, so that a loop over the segments of a temporary plan is right.
   std::vector<Segment> segments() && { return std::move(segments_); }
+  /// Returns the number of segments, plain ones included.
   std::size_t segment_count() const { return segments_.size(); }
+  /// Returns the number of units in all segments.
   std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
+  /// Returns the number of segments that are recomputed.
   std::size_t checkpointed_count() const {
     return static_cast<std::size_t>(std::ranges::count_if(segments_, &Segment::is_checkpointed));
   }

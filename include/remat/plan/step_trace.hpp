@@ -39,6 +39,7 @@ struct StepTrace {
     double seconds = 0;
   };
 
+  /// What happened at a point of the step.
   enum class Kind : std::uint8_t {
     ran,       ///< an operation of forward
     let_go,    ///< nobody but the tape holds a value's memory any more
