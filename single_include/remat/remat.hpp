@@ -4956,7 +4956,8 @@ class CheckpointToggle {
   /// little time as can be had.
   ///
   /// The first forward of each shape of input traces a step of its own, with a stand-in for the
-  /// loss, and makes a plan; the model is as before. The budget covers this module's forward and
+  /// loss, and makes a plan; the model is as before. That first forward may need as much memory as
+  /// plain. The budget covers this module's forward and
   /// backward, and a small reserve for a loss on its output. Inside another checkpointed region the
   /// module follows that one.
   ///
@@ -5629,8 +5630,9 @@ class BudgetedRun {
   };
   static constexpr std::size_t kMostPlans = 8;
 
-  /// The loss is not traced: a few tensors of the size of what it gets.
-  static constexpr std::int64_t kLossTensors = 4;
+  /// The loss is not traced: it saves, and makes in backward, tensors of the size of what it gets,
+  /// besides the gradient that stands in for it.
+  static constexpr std::int64_t kLossTensors = 2;
 
   template <class Forward>
   std::shared_ptr<const MemoryPlan> plan_for(torch::nn::Module& module, const torch::Tensor& x,

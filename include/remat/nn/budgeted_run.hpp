@@ -120,8 +120,9 @@ class BudgetedRun {
   };
   static constexpr std::size_t kMostPlans = 8;
 
-  /// The loss is not traced: a few tensors of the size of what it gets.
-  static constexpr std::int64_t kLossTensors = 4;
+  /// The loss is not traced: it saves, and makes in backward, tensors of the size of what it gets,
+  /// besides the gradient that stands in for it.
+  static constexpr std::int64_t kLossTensors = 2;
 
   template <class Forward>
   std::shared_ptr<const MemoryPlan> plan_for(torch::nn::Module& module, const torch::Tensor& x,

@@ -48,7 +48,8 @@ class CheckpointToggle {
   /// little time as can be had.
   ///
   /// The first forward of each shape of input traces a step of its own, with a stand-in for the
-  /// loss, and makes a plan; the model is as before. The budget covers this module's forward and
+  /// loss, and makes a plan; the model is as before. That first forward may need as much memory as
+  /// plain. The budget covers this module's forward and
   /// backward, and a small reserve for a loss on its output. Inside another checkpointed region the
   /// module follows that one.
   ///
