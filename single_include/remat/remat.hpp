@@ -4453,6 +4453,7 @@ class StepSimulation {
     std::fill(state_.begin(), state_.end(), State());
     is_live_.assign(trace_.operations.size(), false);
     live_ = peak_ = 0;
+    is_ended_ = false;
     cost_ = StepCost();
     for (const StepTrace::Event& event : trace_.events) {
       other_ = event.other;
@@ -4478,7 +4479,7 @@ class StepSimulation {
         if (state(event.id).held == Memory::none) run_slice(event.id);
         return;
       case StepTrace::Kind::released:
-        if (is_ended() && lose_reader(event.id)) settle(value(event.id).producer);
+        if (is_ended_ && lose_reader(event.id)) settle(value(event.id).producer);
         return;
       case StepTrace::Kind::saved:
       case StepTrace::Kind::done:
@@ -4486,13 +4487,11 @@ class StepSimulation {
     }
   }
 
-  bool is_ended() const { return is_ended_; }
   void see(std::int64_t bytes) { peak_ = std::max(peak_, bytes + other_); }
 
   // --- forward ---
 
   void run_first(std::int32_t id, const KeptValues& kept) {
-    is_ended_ = false;
     see(live_ + operation(id).peak);
     for (const std::int32_t made : operation(id).makes) {
       const StepTrace::Value& result = value(made);
@@ -4957,16 +4956,15 @@ class CheckpointToggle {
   ///
   /// The first forward of each shape of input traces a step of its own, with a stand-in for the
   /// loss, and makes a plan; the model is as before. That first forward may need as much memory as
-  /// plain. The budget covers this module's forward and
-  /// backward, and a small reserve for a loss on its output. Inside another checkpointed region the
-  /// module follows that one.
+  /// plain. The budget covers this module's forward and backward, and a small reserve for a loss on
+  /// its output. Inside another checkpointed region the module follows that one.
   ///
   /// @throws ArgumentError  if this module cannot be planned; an infeasible budget shows in forward
   virtual void enable_gradient_checkpointing(const MemoryBudget& budget) {
     static_cast<void>(budget);
     throw ArgumentError(detail::no_plans("a budget"));
   }
-  /// Switches checkpointing on by a plan that was made before, such as one loaded from a file.
+  /// Switches checkpointing on by a plan that was made before, see `remat::plan`.
   ///
   /// @throws ArgumentError  if this module cannot be planned
   virtual void enable_gradient_checkpointing(const MemoryPlan& plan) {
@@ -5534,6 +5532,16 @@ class KeepSearch {
 
 namespace remat::detail {
 
+/// Traces `step(options)` where gradients are as the module's user has them; `state` puts
+/// everything back.
+template <class Step>
+StepTrace trace_module_step(ModelState& state, const std::string& name, const Step& step) {
+  step({.name = name, .is_indivisible = true});  // kernels set themselves up once
+  state.rewind();
+  state.zero_known_gradients();
+  return trace_step(name, step);
+}
+
 /// Traces a step of `forward` and a stand-in for the loss, a gradient of ones, and leaves
 /// everything as it was.
 template <class Forward>
@@ -5544,10 +5552,7 @@ StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forwa
     const torch::Tensor output = run_region(options, [&] { return forward(input); });
     if (output.requires_grad()) output.backward(torch::ones_like(output));
   };
-  step({.name = module.name(), .is_indivisible = true});  // kernels set themselves up once
-  state.rewind();
-  state.zero_known_gradients();
-  return trace_step(module.name(), step);
+  return trace_module_step(state, module.name(), step);
 }
 
 /// Runs a module's forward as one region that follows a plan: one that was given, or one made for
@@ -15095,10 +15100,7 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
     });
     value.backward();
   };
-  step({.name = model.name(), .is_indivisible = true});  // kernels set themselves up once
-  state.rewind();
-  state.zero_known_gradients();
-  return trace_step(model.name(), step);
+  return trace_module_step(state, model.name(), step);
 }
 
 }  // namespace detail

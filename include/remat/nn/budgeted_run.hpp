@@ -24,6 +24,16 @@
 
 namespace remat::detail {
 
+/// Traces `step(options)` where gradients are as the module's user has them; `state` puts
+/// everything back.
+template <class Step>
+StepTrace trace_module_step(ModelState& state, const std::string& name, const Step& step) {
+  step({.name = name, .is_indivisible = true});  // kernels set themselves up once
+  state.rewind();
+  state.zero_known_gradients();
+  return trace_step(name, step);
+}
+
 /// Traces a step of `forward` and a stand-in for the loss, a gradient of ones, and leaves
 /// everything as it was.
 template <class Forward>
@@ -34,10 +44,7 @@ StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forwa
     const torch::Tensor output = run_region(options, [&] { return forward(input); });
     if (output.requires_grad()) output.backward(torch::ones_like(output));
   };
-  step({.name = module.name(), .is_indivisible = true});  // kernels set themselves up once
-  state.rewind();
-  state.zero_known_gradients();
-  return trace_step(module.name(), step);
+  return trace_module_step(state, module.name(), step);
 }
 
 /// Runs a module's forward as one region that follows a plan: one that was given, or one made for

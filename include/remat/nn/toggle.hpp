@@ -9,11 +9,11 @@
 #include <string>
 #include <string_view>
 
+#include "remat/engine/plan_follower.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
-#include "remat/engine/plan_follower.hpp"
 
 namespace remat {
 
@@ -49,16 +49,15 @@ class CheckpointToggle {
   ///
   /// The first forward of each shape of input traces a step of its own, with a stand-in for the
   /// loss, and makes a plan; the model is as before. That first forward may need as much memory as
-  /// plain. The budget covers this module's forward and
-  /// backward, and a small reserve for a loss on its output. Inside another checkpointed region the
-  /// module follows that one.
+  /// plain. The budget covers this module's forward and backward, and a small reserve for a loss on
+  /// its output. Inside another checkpointed region the module follows that one.
   ///
   /// @throws ArgumentError  if this module cannot be planned; an infeasible budget shows in forward
   virtual void enable_gradient_checkpointing(const MemoryBudget& budget) {
     static_cast<void>(budget);
     throw ArgumentError(detail::no_plans("a budget"));
   }
-  /// Switches checkpointing on by a plan that was made before, such as one loaded from a file.
+  /// Switches checkpointing on by a plan that was made before, see `remat::plan`.
   ///
   /// @throws ArgumentError  if this module cannot be planned
   virtual void enable_gradient_checkpointing(const MemoryPlan& plan) {

@@ -79,6 +79,7 @@ class StepSimulation {
     std::fill(state_.begin(), state_.end(), State());
     is_live_.assign(trace_.operations.size(), false);
     live_ = peak_ = 0;
+    is_ended_ = false;
     cost_ = StepCost();
     for (const StepTrace::Event& event : trace_.events) {
       other_ = event.other;
@@ -104,7 +105,7 @@ class StepSimulation {
         if (state(event.id).held == Memory::none) run_slice(event.id);
         return;
       case StepTrace::Kind::released:
-        if (is_ended() && lose_reader(event.id)) settle(value(event.id).producer);
+        if (is_ended_ && lose_reader(event.id)) settle(value(event.id).producer);
         return;
       case StepTrace::Kind::saved:
       case StepTrace::Kind::done:
@@ -112,13 +113,11 @@ class StepSimulation {
     }
   }
 
-  bool is_ended() const { return is_ended_; }
   void see(std::int64_t bytes) { peak_ = std::max(peak_, bytes + other_); }
 
   // --- forward ---
 
   void run_first(std::int32_t id, const KeptValues& kept) {
-    is_ended_ = false;
     see(live_ + operation(id).peak);
     for (const std::int32_t made : operation(id).makes) {
       const StepTrace::Value& result = value(made);

@@ -15,9 +15,9 @@
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/memory/meter.hpp"
+#include "remat/nn/model_state.hpp"
 #include "remat/nn/toggle.hpp"
 #include "remat/training/memory_report.hpp"
-#include "remat/nn/model_state.hpp"
 
 namespace remat {
 

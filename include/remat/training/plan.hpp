@@ -7,14 +7,15 @@
 #include <utility>
 
 #include "remat/checkpoint.hpp"
+#include "remat/engine/plan_follower.hpp"
 #include "remat/engine/trace_step.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
+#include "remat/nn/budgeted_run.hpp"
 #include "remat/nn/model_state.hpp"
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
-#include "remat/engine/plan_follower.hpp"
 #include "remat/plan/step_points.hpp"
 #include "remat/plan/step_trace.hpp"
 
@@ -46,10 +47,7 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
     });
     value.backward();
   };
-  step({.name = model.name(), .is_indivisible = true});  // kernels set themselves up once
-  state.rewind();
-  state.zero_known_gradients();
-  return trace_step(model.name(), step);
+  return trace_module_step(state, model.name(), step);
 }
 
 }  // namespace detail
