@@ -2,6 +2,7 @@
 #pragma once
 
 #include "remat/plan/balance.hpp"
+#include "remat/plan/budget_text.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/plan/graph.hpp"
 #include "remat/plan/keep_search.hpp"

@@ -45,6 +45,9 @@ class MemoryBudget {
     return {static_cast<std::int64_t>(part_ * static_cast<double>(plain_peak.count))};
   }
 
+  /// Returns the part of plain; 0 for a budget in bytes.
+  double fraction() const { return part_; }
+
   friend bool operator==(const MemoryBudget&, const MemoryBudget&) = default;
 
  private:

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "remat/plan/budget_text.hpp"
 #include "remat/yaml/configuration.hpp"
 #include "remat/yaml/value.hpp"
 
@@ -67,12 +68,31 @@ inline void find_training_conflicts(const Config& config, std::vector<Conflict>&
     conflicts.push_back({"output.folder", "\"output.folder\" is empty, a folder was expected"});
 }
 
+inline void find_checkpointing_conflicts(const Config& config, std::vector<Conflict>& conflicts) {
+  const GradientCheckpointingConfig& checkpointing = config.training.gradient_checkpointing;
+  if (!checkpointing.budget) return;
+  const std::string key = "training.gradient_checkpointing.budget";
+  const std::string given = "\"" + key + "\" is " + to_string(*checkpointing.budget);
+  if (checkpointing.segments > 0)
+    conflicts.push_back({key,
+                         given + " and \"training.gradient_checkpointing.segments\" is " +
+                             std::to_string(checkpointing.segments) +
+                             ", and only one of them can decide what is recomputed",
+                         "Set segments to 0, or budget to none"});
+  if (!checkpointing.enabled)
+    conflicts.push_back({key,
+                         given + " and \"training.gradient_checkpointing.enabled\" is false, so "
+                                 "that nothing would keep to it",
+                         "Set enabled to true, or budget to none"});
+}
+
 /// Returns what does not go together.
 inline std::vector<Conflict> find_conflicts(const Config& config) {
   std::vector<Conflict> conflicts;
   find_model_conflicts(config, conflicts);
   find_data_conflicts(config, conflicts);
   find_training_conflicts(config, conflicts);
+  find_checkpointing_conflicts(config, conflicts);
   return conflicts;
 }
 

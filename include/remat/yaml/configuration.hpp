@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "remat/plan/memory_budget.hpp"
 
 namespace remat {
 
@@ -30,6 +33,7 @@ struct ModelConfig {
 struct GradientCheckpointingConfig {
   bool enabled = false;
   std::int64_t segments = 0;
+  std::optional<MemoryBudget> budget{};
 
   bool operator==(const GradientCheckpointingConfig&) const = default;
 };

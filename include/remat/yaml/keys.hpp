@@ -6,19 +6,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "remat/backbones/published.hpp"
+#include "remat/plan/memory_budget.hpp"
 #include "remat/yaml/configuration.hpp"
 
 namespace remat {
 
 /// Where a key's value lies in a `Config`, and of which type it is.
-using ConfigField = std::variant<bool& (*)(Config&), std::int64_t& (*)(Config&),
-                                 double& (*)(Config&), std::string& (*)(Config&)>;
+using ConfigField =
+    std::variant<bool& (*)(Config&), std::int64_t& (*)(Config&), double& (*)(Config&),
+                 std::string& (*)(Config&), std::optional<MemoryBudget>& (*)(Config&)>;
 
 /// What is known about one key: the reader, the writer and the documentation all go by this.
 struct ConfigKey {
@@ -198,6 +201,11 @@ inline std::vector<ConfigKey> training_keys() {
        .description = "into how many segments the network is cut; 0: the rule of its family",
        .field = +REMAT_CONFIG_FIELD(training.gradient_checkpointing.segments),
        .least = 0,
+       .may_change = true},
+      {.name = "training.gradient_checkpointing.budget",
+       .description = "the memory that the network's part of a step may need, in place of segments",
+       .field = +REMAT_CONFIG_FIELD(training.gradient_checkpointing.budget),
+       .synonym = "memory_budget",
        .may_change = true},
       {.name = "training.use_amp",
        .description =

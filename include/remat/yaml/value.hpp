@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "remat/detail/nearest_names.hpp"
+#include "remat/plan/budget_text.hpp"
+#include "remat/plan/memory_budget.hpp"
 #include "remat/yaml/keys.hpp"
 
 namespace remat::detail {
@@ -70,6 +72,8 @@ inline std::string expected_text(const ConfigKey& key) {
       return "a whole number" + suffix;
     case 2:
       return "a number" + suffix;
+    case 4:
+      return std::string("none, ") + kBudgetForms;
     default:
       break;
   }
@@ -147,6 +151,16 @@ inline std::optional<ValueProblem> assign(const ConfigKey& key, std::string& tar
   return {};
 }
 
+inline std::optional<ValueProblem> assign(const ConfigKey& key, std::optional<MemoryBudget>& target,
+                                          const std::string& text) {
+  const BudgetText read = text == "none" ? BudgetText() : read_budget(text);
+  if (!read.budget && text != "none")
+    return unexpected(read.is_out_of_range ? "remat.config.range" : "remat.config.type", key,
+                      quoted_list({text}), read.cure);
+  target = read.budget;
+  return {};
+}
+
 /// Gives a key of `config` the value that `text` says.
 ///
 /// @param is_quoted  whether the text stood in quotes, and so is no number
@@ -156,7 +170,10 @@ inline std::optional<ValueProblem> assign_value(Config& config, const ConfigKey&
   return std::visit(
       [&](auto* field) -> std::optional<ValueProblem> {
         using Held = std::remove_reference_t<decltype(field(config))>;
-        if (is_quoted && !std::is_same_v<Held, std::string>)
+        // To YAML a budget is a text with or without quotes.
+        constexpr bool kMayBeQuoted =
+            std::is_same_v<Held, std::string> || std::is_same_v<Held, std::optional<MemoryBudget>>;
+        if (is_quoted && !kMayBeQuoted)
           return wrong_type(key, "the text " + quoted_list({text}), "Take the quotes off");
         return assign(key, field(config), text);
       },

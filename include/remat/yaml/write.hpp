@@ -3,11 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
+#include "remat/plan/budget_text.hpp"
+#include "remat/plan/memory_budget.hpp"
 #include "remat/yaml/configuration.hpp"
 #include "remat/yaml/keys.hpp"
 #include "remat/yaml/value.hpp"
@@ -19,6 +22,9 @@ namespace detail {
 inline std::string yaml_text(bool value) { return value ? "true" : "false"; }
 inline std::string yaml_text(std::int64_t value) { return std::to_string(value); }
 inline std::string yaml_text(double value) { return number_text(value); }
+inline std::string yaml_text(const std::optional<MemoryBudget>& value) {
+  return value ? to_string(*value) : "none";
+}
 
 /// Quotes a text, so that nothing in it means anything to YAML.
 inline std::string yaml_text(std::string_view value) {

@@ -3,9 +3,11 @@
 
 #include "remat/yaml.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -47,6 +49,8 @@ void change(remat::Config& config, const remat::ConfigKey& key) {
     (*whole)(config) += 1;
   else if (const auto* number = std::get_if<double& (*)(remat::Config&)>(&key.field))
     (*number)(config) = (*number)(config) / 3 + 0.1;
+  else if (const auto* budget = std::get_if<4>(&key.field))
+    (*budget)(config) = remat::MemoryBudget::fraction_of_plain(1.0 / 3);
   else if (key.choices.empty())
     std::get<3>(key.field)(config) = "a: \"b\" # c\\d\n\t\x7f 'ü";
   else
@@ -68,6 +72,7 @@ TEST_CASE("every key acts: written and read back, it alone differs") {
     config.data.source = key.name == "data.source" ? "digits" : "views";
     config.data.path = "images";
     config.training.lr = 0.5;
+    config.training.gradient_checkpointing.enabled = true;
     const remat::Config before = config;
 
     change(config, key);
@@ -203,6 +208,45 @@ TEST_CASE("values that contradict each other are refused where they stand") {
   CHECK(error_of("data:\n  validation_path: a\n") != "");
   CHECK(error_of("data:\n  augment: flip\n") != "");
   CHECK(error_of("output:\n  folder: ''\n") != "");
+}
+
+TEST_CASE("a memory budget is bytes or a part of plain, and none by default") {
+  const auto budget = [](const std::string& text) {
+    return remat::parse_config(
+               "training:\n  gradient_checkpointing: {enabled: true, budget: " + text + "}\n")
+        .training.gradient_checkpointing.budget;
+  };
+  using remat::MemoryBudget;
+  const auto two_gibibytes = MemoryBudget::bytes({std::int64_t{2} << 30});
+  CHECK(budget("2GiB") == two_gibibytes);
+  CHECK(budget("\"2 GiB\"") == two_gibibytes);
+  CHECK(budget("2147483648") == two_gibibytes);
+  CHECK(budget("0.33") == MemoryBudget::fraction_of_plain(0.33));
+  CHECK(budget("none") == std::nullopt);
+  CHECK(remat::Config().training.gradient_checkpointing.budget == std::nullopt);
+}
+
+TEST_CASE("a memory budget is refused with its place where it is no budget, or does not act") {
+  const std::string begin = "training:\n  gradient_checkpointing:\n    enabled: true\n    budget: ";
+  CHECK(error_of(begin + "2GB\n") ==
+        "[remat.config.type] train.yaml:4:13: \"training.gradient_checkpointing.budget\" is "
+        "\"2GB\", none, bytes (2147483648, 512MiB, 1.5GiB) or a part of what plain needs (0.33) "
+        "was expected. GB is a power of 1000 to some and of 1024 to others: write 2GiB, or count "
+        "the bytes.");
+  CHECK(error_of(begin + "0\n").starts_with("[remat.config.range] train.yaml:4:13: "));
+  CHECK(error_of(begin + "-0.5\n").find("A budget is above 0.") != std::string::npos);
+  CHECK(error_of(begin + "99999999999999999999\n").starts_with("[remat.config.range]"));
+  CHECK(error_of(begin + "[1]\n").find("is a list, none, bytes") != std::string::npos);
+  CHECK(error_of(begin + "\n").find("is empty, none, bytes") != std::string::npos);
+
+  CHECK(error_of(begin + "1.5GiB\n    segments: 4\n") ==
+        "[remat.config.conflict] train.yaml:4:13: \"training.gradient_checkpointing.budget\" is "
+        "1536MiB and \"training.gradient_checkpointing.segments\" is 4, and only one of them can "
+        "decide what is recomputed. Set segments to 0, or budget to none.");
+  CHECK(error_of("training:\n  gradient_checkpointing: {budget: 0.5}\n") ==
+        "[remat.config.conflict] train.yaml:2:36: \"training.gradient_checkpointing.budget\" is "
+        "0.5 and \"training.gradient_checkpointing.enabled\" is false, so that nothing would keep "
+        "to it. Set enabled to true, or budget to none.");
 }
 
 TEST_CASE("all problems of a file come at once") {
