@@ -150,6 +150,7 @@
 //   remat/models.hpp
 //   remat/nn/checkpoint_sequential.hpp
 //   remat/nn.hpp
+//   remat/plan/budget_text.hpp
 //   remat/plan.hpp
 //   remat/policies/every_nth.hpp
 //   remat/policies/keep_all.hpp
@@ -2116,7 +2117,9 @@ class ThreadCountGuard {
 
 #include <ostream>
 
+#include <charconv>
 #include <compare>
+#include <system_error>
 
 namespace remat {
 
@@ -2140,15 +2143,60 @@ struct Bytes {
   constexpr double mebibytes() const { return static_cast<double>(count) / (1 << 20); }
 };
 
+namespace detail {
+
+/// Each 1024 of the one before.
+inline constexpr std::array<const char*, 5> kByteUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+
+/// Reads a whole text as a number without a sign or an exponent; 010 is none.
+template <class Number>
+std::optional<Number> parse_digits(std::string_view text) {
+  const auto is_digit = [](char letter) { return letter >= '0' && letter <= '9'; };
+  if (text.empty() || text.find_first_not_of("0123456789.") != std::string_view::npos) return {};
+  if (text.size() > 1 && text[0] == '0' && is_digit(text[1])) return {};
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return number;
+}
+
+}  // namespace detail
+
 /// Writes bytes with the largest unit that leaves at least 1: "512 B", "12.3 MiB".
 inline std::string to_string(Bytes bytes) {
-  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes.count);
   std::size_t unit = 0;
-  while ((value >= 1024 || value <= -1024) && unit + 1 < kUnits.size()) value /= 1024, ++unit;
+  while ((value >= 1024 || value <= -1024) && unit + 1 < detail::kByteUnits.size())
+    value /= 1024, ++unit;
   std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.1f %s", value,
+                detail::kByteUnits[unit]);
   return text.data();
+}
+
+/// Reads bytes as people and `to_string` write them: "2147483648", "512 B", "1.5GiB", "12.3 MiB".
+///
+/// A part of a byte is left out. KB, MB and GB mean two things, and are none of these.
+///
+/// @return  nothing for any other text, a negative number and more than an int64 holds among them
+inline std::optional<Bytes> parse_bytes(std::string_view text) {
+  const std::size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string_view number = text.substr(0, end);
+  std::string_view name = text.substr(end);
+  if (name.size() > 1 && name[0] == ' ') name.remove_prefix(1);
+  if (name.empty()) name = detail::kByteUnits.front();
+  const auto unit = std::find(detail::kByteUnits.begin(), detail::kByteUnits.end(), name);
+  if (unit == detail::kByteUnits.end()) return {};
+  const std::int64_t factor = std::int64_t{1} << (10 * (unit - detail::kByteUnits.begin()));
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (number.find('.') == std::string_view::npos || factor == 1) {
+    const auto count = detail::parse_digits<std::int64_t>(number);
+    if (!count || *count > kMost / factor) return {};
+    return Bytes{*count * factor};
+  }
+  const auto count = detail::parse_digits<double>(number);
+  if (!count || *count >= static_cast<double>(kMost / factor)) return {};
+  return Bytes{static_cast<std::int64_t>(*count * static_cast<double>(factor))};
 }
 
 inline std::ostream& operator<<(std::ostream& stream, Bytes bytes) {
@@ -4372,6 +4420,9 @@ class MemoryBudget {
     if (part_ == 0) return bytes_;
     return {static_cast<std::int64_t>(part_ * static_cast<double>(plain_peak.count))};
   }
+
+  /// Returns the part of plain; 0 for a budget in bytes.
+  double fraction() const { return part_; }
 
   friend bool operator==(const MemoryBudget&, const MemoryBudget&) = default;
 
@@ -7967,7 +8018,6 @@ inline const PublishedModel& published_model(std::string_view name) {
 #include <unordered_set>
 
 #include <fstream>
-#include <system_error>
 
 namespace remat::detail {
 
@@ -14839,6 +14889,106 @@ torch::Tensor checkpoint_sequential(Modules&& modules, std::int64_t segments, to
 
 namespace remat {
 
+namespace detail {
+
+/// What a text for a budget may be, for messages and documentation.
+inline constexpr const char* kBudgetForms =
+    "bytes (2147483648, 512MiB, 1.5GiB) or a part of what plain needs (0.33)";
+
+/// What a text says; without a budget, what is wrong with it.
+struct BudgetText {
+  std::optional<MemoryBudget> budget{};
+  bool is_out_of_range = false;  ///< a number as it should be, and too small or too large
+  std::string cure{};
+};
+
+/// Returns a number in full, without an exponent, so that it reads back as the same.
+inline std::string plain_number(double number) {
+  std::array<char, 400> text{};
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  return {text.data(), end.ptr};
+}
+
+/// Says what to write in place of a number with a unit that is none of ours.
+inline std::string cure_of_unit(double number, std::string_view unit) {
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (unit == "%") return "Write " + plain_number(number / 100);
+  std::string upper;
+  for (const char letter : unit)
+    upper += static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  if (upper.find_first_not_of("E+-0123456789") == std::string::npos)
+    return "Write the number in full";
+  const std::string rest = upper.substr(1);
+  const bool is_prefix = std::string_view("KMGT").find(upper[0]) != std::string_view::npos;
+  if (!is_prefix || (rest != "" && rest != "B" && rest != "I" && rest != "IB")) return "";
+  const std::string written = plain_number(number) + upper[0] + "iB";
+  if (rest.starts_with('I')) return "Write " + written;
+  return std::string(unit) + " is a power of 1000 to some and of 1024 to others: write " + written +
+         ", or count the bytes";
+}
+
+/// Reads a budget: a number with a unit, or a whole one above 1, is bytes; any other is a part of
+/// plain.
+inline BudgetText read_budget(std::string_view text) {
+  if (text.starts_with('-')) return {.is_out_of_range = true, .cure = "A budget is above 0"};
+  const std::size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string_view unit = text.substr(end);
+  const std::optional<double> number = parse_digits<double>(text.substr(0, end));
+  if (!number) return {};
+  if (*number == 0) return {.is_out_of_range = true, .cure = "A budget is above 0"};
+  if (unit.empty() && (*number <= 1 || text.find('.') != std::string_view::npos))
+    return {.budget = MemoryBudget::fraction_of_plain(*number)};
+  if (const std::optional<Bytes> bytes = parse_bytes(text)) {
+    if (bytes->count > 0) return {.budget = MemoryBudget::bytes(*bytes)};
+    return {.is_out_of_range = true, .cure = "A budget is at least 1 byte"};
+  }
+  if (parse_bytes("1" + std::string(unit)))
+    return {.is_out_of_range = true, .cure = "It is a whole number of bytes, below 8388608TiB"};
+  return {.cure = cure_of_unit(*number, unit)};
+}
+
+}  // namespace detail
+
+/// Reads a budget as people write it: "2GiB", "1.5 GiB", "2147483648" are bytes, "0.33" and "1" are
+/// parts of what the plain step needs.
+///
+/// A number without a unit is bytes if it is whole and above 1. Part of a byte is left out. KB, MB
+/// and GB are refused, since they mean two things.
+///
+/// @throws ArgumentError  with the forms that there are
+inline MemoryBudget parse_memory_budget(std::string_view text) {
+  const detail::BudgetText read = detail::read_budget(text);
+  require(read.budget.has_value(), [&] {
+    return ErrorMessage("remat.budget.text")
+        .where("remat::parse_memory_budget")
+        .what("the budget is \"" + std::string(text) + "\", " + detail::kBudgetForms +
+              " was expected")
+        .cure(read.cure);
+  });
+  return *read.budget;
+}
+
+/// Writes a budget so that `parse_memory_budget` reads the same: "2GiB", "1000B", "0.33".
+inline std::string to_string(const MemoryBudget& budget) {
+  if (budget.fraction() > 0) {
+    const std::string text = detail::plain_number(budget.fraction());
+    return text.find('.') == std::string::npos ? text + ".0" : text;
+  }
+  std::int64_t count = budget.resolve({}).count;
+  std::size_t unit = 0;
+  while (count % 1024 == 0 && unit + 1 < detail::kByteUnits.size()) count /= 1024, ++unit;
+  return std::to_string(count) + detail::kByteUnits[unit];
+}
+
+inline std::ostream& operator<<(std::ostream& stream, const MemoryBudget& budget) {
+  return stream << to_string(budget);
+}
+
+}  // namespace remat
+
+namespace remat {
+
 /// Keeps the tensor between units at every `Count`-th unit: segments of `Count` units, the last may
 /// be shorter.
 ///
@@ -15166,8 +15316,6 @@ decltype(auto) checkpoint(const MemoryPlan& plan, Function&& fn, Inputs&&... inp
 }
 
 }  // namespace remat
-
-#include <charconv>
 
 namespace remat::detail {
 
