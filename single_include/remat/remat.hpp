@@ -151,6 +151,7 @@
 //   remat/nn/checkpoint_sequential.hpp
 //   remat/nn.hpp
 //   remat/plan/budget_text.hpp
+//   remat/plan/segment_keeps.hpp
 //   remat/plan.hpp
 //   remat/policies/every_nth.hpp
 //   remat/policies/keep_all.hpp
@@ -3246,7 +3247,9 @@ class REMAT_VISIBLE TapeObserver {
   /// An operation that will be recorded is about to run its kernel.
   virtual void operation_begins(Tape& tape) = 0;
   virtual void operation_ended(Tape& tape, OperationId id, const MadeValues& made) = 0;
-  /// A value that was made before is held from now on.
+  /// A layer of a chain begins with a value; none: it came from outside.
+  virtual void layer_begins(Tape& tape, ValueId id) = 0;
+  /// A layer of a chain ended in a value, which is held from now on, or was before.
   virtual void kept(Tape& tape, ValueId id) = 0;
   /// Autograd saved a value that the region made.
   virtual void saved(Tape& tape, ValueId id) = 0;
@@ -4123,6 +4126,13 @@ struct StepTrace {
   std::vector<Operation> operations;
   std::vector<Event> events;
 
+  /// The values in which the layers of a chain ended, in the order of forward; those of chains
+  /// inside layers, too. Empty: no layers are known. A layer that ended outside of the region's
+  /// record, as a plain one does, is not in it.
+  std::vector<std::int32_t> layer_ends;
+  /// The value with which the first of them began; none: it came from outside.
+  std::int32_t layers_begin = kNone;
+
   /// Returns for each value how many saved tensors wait for it when the region has ended.
   std::vector<std::int32_t> saved_counts() const {
     std::vector<std::int32_t> counts(values.size(), 0);
@@ -4132,6 +4142,17 @@ struct StepTrace {
       if (event.kind == Kind::released) --counts[static_cast<std::size_t>(event.id)];
     }
     return counts;
+  }
+
+  /// Returns for each value whether a plan may keep it: it has memory of its own, is worth a
+  /// decision, and is not written over.
+  std::vector<bool> keepable_values() const {
+    std::vector<bool> can_keep;
+    for (const Value& value : values)
+      can_keep.push_back(value.producer != kNone && value.bytes > 0 && !value.is_always_kept);
+    for (const Value& value : values)
+      if (value.takes_over != kNone) can_keep[static_cast<std::size_t>(value.takes_over)] = false;
+    return can_keep;
   }
 
   /// Returns the bytes of what the region returned.
@@ -4237,9 +4258,17 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
     peak_ = std::max(peak_, other_);
   }
 
+  void layer_begins(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    if (!has_layers_) trace_.layers_begin = id;
+    has_layers_ = true;
+  }
   void kept(Tape&, ValueId id) override {
     const std::lock_guard lock(mutex_);
-    kept_.push_back(id);
+    if (std::ranges::find(kept_, id) == kept_.end()) kept_.push_back(id);
+    auto& ends = trace_.layer_ends;
+    // A layer that hands on its input, or a view of it, did nothing that could be dropped.
+    if (std::ranges::find(ends, id) == ends.end()) ends.push_back(id);
   }
   void saved(Tape&, ValueId id) override {
     const std::lock_guard lock(mutex_);
@@ -4344,6 +4373,7 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
   std::size_t running_event_ = 0;
   int slice_depth_ = 0;
   bool is_running_ = false;
+  bool has_layers_ = false;
 };
 
 }  // namespace remat::detail
@@ -4368,18 +4398,34 @@ StepTrace trace_step(std::string name, Step&& step) {
   return observer->finish();
 }
 
+/// While a step is traced: calls `visit(tape, value)` with what the tensor's storage holds, if the
+/// region made that, else with none.
+template <class Visit>
+void visit_while_tracing(const at::Tensor& tensor, Visit&& visit) {
+  const std::shared_ptr<Tape>& tape = thread_state().tape;
+  if (!tape || !tape->observer || !tensor.defined() || !has_plain_storage(tensor)) return;
+  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
+  const ValueId id = tape->current(tensor, Version::number_of(tensor));
+  const bool is_made = id != none && tape->values[static_cast<std::size_t>(id)].producer != none;
+  visit(*tape, is_made ? id : none);
+}
+
+/// While a step is traced: notes where the layers of a chain begin.
+inline void begin_layer_while_tracing(const at::Tensor& input) {
+  visit_while_tracing(input, [](Tape& tape, ValueId id) { tape.observer->layer_begins(tape, id); });
+}
+
 /// While a step is traced: keeps a layer's output, so that backward recomputes layer by layer.
 inline void keep_while_tracing(const at::Tensor& output) {
-  const std::shared_ptr<Tape>& tape = thread_state().tape;
-  if (!tape || !tape->observer || !output.defined() || !has_plain_storage(output)) return;
-  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
-  const ValueId id = tape->current(output, Version::number_of(output));
-  if (id == none) return;
-  Value& value = tape->values[static_cast<std::size_t>(id)];
-  if (value.producer == none || value.held) return;
-  value.is_shared = true;
-  tape->set_held(id, output.storage());
-  tape->observer->kept(*tape, id);
+  visit_while_tracing(output, [&](Tape& tape, ValueId id) {
+    if (id == none) return;
+    Value& value = tape.values[static_cast<std::size_t>(id)];
+    if (!value.held) {
+      value.is_shared = true;
+      tape.set_held(id, output.storage());
+    }
+    tape.observer->kept(tape, id);
+  });
 }
 
 }  // namespace remat::detail
@@ -14983,6 +15029,167 @@ inline std::string to_string(const MemoryBudget& budget) {
 
 inline std::ostream& operator<<(std::ostream& stream, const MemoryBudget& budget) {
   return stream << to_string(budget);
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// What stays under a schedule by segments.
+struct NamedKeeps {
+  std::string name;        ///< "4 segments"
+  Plan plan;               ///< of the traced layers
+  KeptValues kept;         ///< for `StepSimulation`
+  bool is_common = false;  ///< among the few that people compare with
+};
+
+namespace detail {
+
+/// The layers of a trace: which operations each has, and the value in which it ends.
+class TracedLayers {
+ public:
+  explicit TracedLayers(const StepTrace& trace)
+      : trace_(trace),
+        saved_(trace.saved_counts()),
+        layer_of_(trace.operations.size(), kOutside),
+        is_overwritten_(trace.values.size(), false) {
+    for (const StepTrace::Value& value : trace.values)
+      if (value.takes_over != StepTrace::kNone) is_overwritten_[at(value.takes_over)] = true;
+    std::int32_t first =
+        trace.layers_begin == StepTrace::kNone ? 0 : producer(trace.layers_begin) + 1;
+    for (const std::int32_t end : trace.layer_ends) {
+      if (producer(end) < first) continue;  // it handed on what a layer before it had made
+      for (; first <= producer(end); ++first) layer_of_[at(first)] = count();
+      ends_.push_back(end);
+    }
+  }
+
+  std::size_t count() const { return ends_.size(); }
+
+  /// Returns what the layers cost, as a chain that runs by `plan` measures them.
+  std::vector<UnitCost> costs(const Plan& plan) const {
+    std::vector<std::size_t> segment_of;
+    for (const Segment& segment : plan.segments())
+      segment_of.insert(segment_of.end(), segment.unit_count(), segment.first);
+    std::vector<UnitCost> costs(count());
+    for (std::size_t layer = 0; layer < count(); ++layer) costs[layer].output = bytes(ends_[layer]);
+    std::vector<bool> is_counted(trace_.values.size(), false);
+    std::size_t running = kOutside;
+    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+      const StepTrace::Event& event = trace_.events[i];
+      if (event.kind == StepTrace::Kind::ended) break;
+      if (event.kind == StepTrace::Kind::ran) running = layer_of_[at(event.id)];
+      if (event.kind != StepTrace::Kind::saved || is_counted[at(event.id)]) continue;
+      const std::size_t from = layer_of(event.id), by = is_saved_by_next(i) ? running + 1 : running;
+      // What a region gets from outside is no cost of its units.
+      if (from == kOutside || by >= count() || segment_of[from] != segment_of[by]) continue;
+      is_counted[at(event.id)] = true;
+      const bool is_kept = trace_.values[at(event.id)].is_always_kept;
+      (is_kept ? costs[by].kept : costs[by].saved) += bytes(event.id);
+    }
+    return costs;
+  }
+
+  /// Returns what stays if the layers run by the plan and everything around them is plain.
+  KeptValues keeps(const Plan& plan) const {
+    std::vector<bool> is_checkpointed;
+    for (const Segment& segment : plan.segments())
+      is_checkpointed.insert(is_checkpointed.end(), segment.unit_count(), segment.is_checkpointed);
+    KeptValues kept(trace_.values.size(), false);
+    for (std::size_t id = 0; id < kept.size(); ++id) {
+      if (producer(static_cast<std::int32_t>(id)) == StepTrace::kNone) continue;
+      const std::size_t layer = layer_of(static_cast<std::int32_t>(id));
+      const bool is_plain = layer == kOutside || !is_checkpointed[layer];
+      kept[id] = is_plain && saved_[id] > 0;
+    }
+    // What goes into a region, and what comes out of one.
+    if (trace_.layers_begin != StepTrace::kNone) kept[at(trace_.layers_begin)] = true;
+    for (const Segment& segment : plan.segments()) {
+      if (!segment.is_checkpointed) continue;
+      if (segment.first > 0) kept[at(ends_[segment.first - 1])] = true;
+      kept[at(ends_[segment.last - 1])] = true;
+    }
+    for (std::size_t id = 0; id < kept.size(); ++id) kept[id] = kept[id] && !is_overwritten_[id];
+    return kept;
+  }
+
+ private:
+  static constexpr std::size_t kOutside = static_cast<std::size_t>(-2);
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+  std::int32_t producer(std::int32_t id) const { return trace_.values[at(id)].producer; }
+  Bytes bytes(std::int32_t id) const { return {trace_.values[at(id)].bytes}; }
+  std::size_t layer_of(std::int32_t id) const {
+    return producer(id) == StepTrace::kNone ? kOutside : layer_of_[at(producer(id))];
+  }
+
+  /// Autograd saves an operation's arguments before it runs and its results afterwards. So what is
+  /// saved once between two operations, and read by the second, is the second's argument.
+  bool is_saved_by_next(std::size_t index) const {
+    const std::int32_t id = trace_.events[index].id;
+    if (std::ranges::find(ends_, id) == ends_.end()) return false;
+    for (++index; index < trace_.events.size(); ++index) {
+      const StepTrace::Event& event = trace_.events[index];
+      if (event.kind == StepTrace::Kind::saved && event.id == id) return false;
+      if (event.kind == StepTrace::Kind::ended) return false;
+      if (event.kind != StepTrace::Kind::ran) continue;
+      const auto& reads = trace_.operations[at(event.id)].reads;
+      return std::ranges::find(reads, id) != reads.end();
+    }
+    return false;
+  }
+
+  const StepTrace& trace_;
+  std::vector<std::int32_t> saved_;    // saved tensors per value when the region ended
+  std::vector<std::size_t> layer_of_;  // per operation
+  std::vector<bool> is_overwritten_;
+  std::vector<std::int32_t> ends_;
+};
+
+/// The last segment plain where that does not raise the predicted peak, as `Sequential` has it.
+inline Plan with_last_plain_if_free(const Plan& plan, const std::vector<UnitCost>& costs) {
+  Plan candidate = plan.with_last_plain();
+  return predicted_peak(candidate, costs) <= predicted_peak(plan, costs) ? candidate : plan;
+}
+
+}  // namespace detail
+
+/// Returns what stays under the known schedules over a trace's layers: numbers of segments,
+/// balanced by bytes and of equal numbers of layers, and one region per layer.
+///
+/// "n segments" is what a `Checkpointed<Sequential>` of n segments does from its second step on;
+/// "n equal segments", the last of them plain, what Python's `checkpoint_sequential` does; the
+/// square root of the number of layers has a name of its own. Each plan is there once. What ran
+/// before the first layer and after the last one is plain.
+///
+/// @return  nothing if the trace knows no layers
+inline std::vector<NamedKeeps> segment_keeps(const StepTrace& trace) {
+  const detail::TracedLayers layers(trace);
+  const std::size_t count = layers.count();
+  std::vector<NamedKeeps> list;
+  const auto add = [&](std::string name, const Plan& plan, bool is_common) {
+    if (std::ranges::find(list, plan, &NamedKeeps::plan) == list.end())
+      list.push_back({std::move(name), plan, layers.keeps(plan), is_common});
+  };
+  if (count == 0) return list;
+  const Plan finest = Plan::from_count(count, count);
+  add("one region per layer", finest, true);
+  add("one region per layer, the last plain", finest.with_last_plain(), false);
+  const auto root = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(count))));
+  for (std::size_t segments = 2; segments < count; ++segments) {
+    const bool is_power = (segments & (segments - 1)) == 0;
+    if (segments > 8 && !is_power && segments % 12 != 0 && segments != root) continue;
+    const Plan equal = Plan::from_count(count, segments);
+    const std::vector<UnitCost> costs = layers.costs(equal);
+    const Plan balanced = balanced_plan(Chain::of(costs), segments);
+    const std::string number = std::to_string(segments);
+    const bool is_root = segments == root;
+    add(number + " segments" + (is_root ? ", sqrt(" + std::to_string(count) + ")" : ""),
+        detail::with_last_plain_if_free(balanced, costs),
+        is_root || segments == 2 || segments == 4 || segments == 8);
+    add(number + " equal segments", equal.with_last_plain(), false);
+  }
+  return list;
 }
 
 }  // namespace remat

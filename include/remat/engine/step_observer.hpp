@@ -96,9 +96,17 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
     peak_ = std::max(peak_, other_);
   }
 
+  void layer_begins(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    if (!has_layers_) trace_.layers_begin = id;
+    has_layers_ = true;
+  }
   void kept(Tape&, ValueId id) override {
     const std::lock_guard lock(mutex_);
-    kept_.push_back(id);
+    if (std::ranges::find(kept_, id) == kept_.end()) kept_.push_back(id);
+    auto& ends = trace_.layer_ends;
+    // A layer that hands on its input, or a view of it, did nothing that could be dropped.
+    if (std::ranges::find(ends, id) == ends.end()) ends.push_back(id);
   }
   void saved(Tape&, ValueId id) override {
     const std::lock_guard lock(mutex_);
@@ -203,6 +211,7 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
   std::size_t running_event_ = 0;
   int slice_depth_ = 0;
   bool is_running_ = false;
+  bool has_layers_ = false;
 };
 
 }  // namespace remat::detail

@@ -21,7 +21,9 @@ class REMAT_VISIBLE TapeObserver {
   /// An operation that will be recorded is about to run its kernel.
   virtual void operation_begins(Tape& tape) = 0;
   virtual void operation_ended(Tape& tape, OperationId id, const MadeValues& made) = 0;
-  /// A value that was made before is held from now on.
+  /// A layer of a chain begins with a value; none: it came from outside.
+  virtual void layer_begins(Tape& tape, ValueId id) = 0;
+  /// A layer of a chain ended in a value, which is held from now on, or was before.
   virtual void kept(Tape& tape, ValueId id) = 0;
   /// Autograd saved a value that the region made.
   virtual void saved(Tape& tape, ValueId id) = 0;

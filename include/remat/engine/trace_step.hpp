@@ -28,18 +28,34 @@ StepTrace trace_step(std::string name, Step&& step) {
   return observer->finish();
 }
 
+/// While a step is traced: calls `visit(tape, value)` with what the tensor's storage holds, if the
+/// region made that, else with none.
+template <class Visit>
+void visit_while_tracing(const at::Tensor& tensor, Visit&& visit) {
+  const std::shared_ptr<Tape>& tape = thread_state().tape;
+  if (!tape || !tape->observer || !tensor.defined() || !has_plain_storage(tensor)) return;
+  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
+  const ValueId id = tape->current(tensor, Version::number_of(tensor));
+  const bool is_made = id != none && tape->values[static_cast<std::size_t>(id)].producer != none;
+  visit(*tape, is_made ? id : none);
+}
+
+/// While a step is traced: notes where the layers of a chain begin.
+inline void begin_layer_while_tracing(const at::Tensor& input) {
+  visit_while_tracing(input, [](Tape& tape, ValueId id) { tape.observer->layer_begins(tape, id); });
+}
+
 /// While a step is traced: keeps a layer's output, so that backward recomputes layer by layer.
 inline void keep_while_tracing(const at::Tensor& output) {
-  const std::shared_ptr<Tape>& tape = thread_state().tape;
-  if (!tape || !tape->observer || !output.defined() || !has_plain_storage(output)) return;
-  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
-  const ValueId id = tape->current(output, Version::number_of(output));
-  if (id == none) return;
-  Value& value = tape->values[static_cast<std::size_t>(id)];
-  if (value.producer == none || value.held) return;
-  value.is_shared = true;
-  tape->set_held(id, output.storage());
-  tape->observer->kept(*tape, id);
+  visit_while_tracing(output, [&](Tape& tape, ValueId id) {
+    if (id == none) return;
+    Value& value = tape.values[static_cast<std::size_t>(id)];
+    if (!value.held) {
+      value.is_shared = true;
+      tape.set_held(id, output.storage());
+    }
+    tape.observer->kept(tape, id);
+  });
 }
 
 }  // namespace remat::detail

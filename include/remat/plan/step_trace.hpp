@@ -62,6 +62,13 @@ struct StepTrace {
   std::vector<Operation> operations;
   std::vector<Event> events;
 
+  /// The values in which the layers of a chain ended, in the order of forward; those of chains
+  /// inside layers, too. Empty: no layers are known. A layer that ended outside of the region's
+  /// record, as a plain one does, is not in it.
+  std::vector<std::int32_t> layer_ends;
+  /// The value with which the first of them began; none: it came from outside.
+  std::int32_t layers_begin = kNone;
+
   /// Returns for each value how many saved tensors wait for it when the region has ended.
   std::vector<std::int32_t> saved_counts() const {
     std::vector<std::int32_t> counts(values.size(), 0);
@@ -71,6 +78,17 @@ struct StepTrace {
       if (event.kind == Kind::released) --counts[static_cast<std::size_t>(event.id)];
     }
     return counts;
+  }
+
+  /// Returns for each value whether a plan may keep it: it has memory of its own, is worth a
+  /// decision, and is not written over.
+  std::vector<bool> keepable_values() const {
+    std::vector<bool> can_keep;
+    for (const Value& value : values)
+      can_keep.push_back(value.producer != kNone && value.bytes > 0 && !value.is_always_kept);
+    for (const Value& value : values)
+      if (value.takes_over != kNone) can_keep[static_cast<std::size_t>(value.takes_over)] = false;
+    return can_keep;
   }
 
   /// Returns the bytes of what the region returned.
