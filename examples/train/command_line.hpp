@@ -63,6 +63,10 @@ inline std::vector<Shorthand> shorthands() {
       {"--epochs", "passes over the data", {}, "training.epochs"},
       {"--batch-size", "cases that go through the network at once", {}, "training.batch_size"},
       {"--lr", "the learning rate", {}, "training.lr"},
+      {"--budget",
+       "memory that the network's part of a step may need, as 2GiB, or 0.33 of plain",
+       {{"training.gradient_checkpointing.enabled", "true"}},
+       "training.gradient_checkpointing.budget"},
       {"--seed", "of everything random", {}, "training.seed"},
       {"--output", "the folder for checkpoint, weights and metrics", {}, "output.folder"},
   };

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "remat/remat.hpp"
 #include "remat/yaml.hpp"
 #include "train/loader.hpp"
+#include "train/user_error.hpp"
 
 namespace train {
 
@@ -35,17 +37,28 @@ class Network {
     }
 
     const auto& checkpointing = config.training.gradient_checkpointing;
-    if (checkpointing.enabled && checkpointing.segments > 0)
+    if (checkpointing.enabled) budget_ = checkpointing.budget;
+    if (budget_)
+      // Of several views, too: they pass the backbone as one batch, and what is behind it is small.
+      backbone_->enable_gradient_checkpointing(*budget_);
+    else if (checkpointing.enabled && checkpointing.segments > 0)
       remat::enable_gradient_checkpointing(module(), checkpointing.segments);
     else if (checkpointing.enabled)
       remat::enable_gradient_checkpointing(module());
   }
 
   /// Computes (B, classes).
+  ///
+  /// @throws UserError  if the network cannot keep to its memory budget, with the least one
   torch::Tensor forward(const Batch& batch) {
-    if (multi_view_.is_empty()) return backbone_->forward(batch.images);
-    return multi_view_->forward(has_views_ ? batch.images : batch.images.unsqueeze(1),
-                                batch.is_present);
+    try {
+      return logits_of(batch);
+    } catch (const remat::ArgumentError& error) {
+      if (error.code() != "remat.budget.infeasible") throw;
+      throw UserError("training.gradient_checkpointing.budget is " + remat::to_string(*budget_) +
+                      ", and the batch has " + std::to_string(batch.size()) +
+                      " cases: " + std::string(error.message()));
+    }
   }
 
   torch::nn::Module& module() {
@@ -53,6 +66,7 @@ class Network {
     return *multi_view_;
   }
   const remat::Backbone& backbone() const { return *backbone_; }
+  const std::optional<remat::MemoryBudget>& budget() const { return budget_; }
 
   std::int64_t parameter_count() {
     std::int64_t count = 0;
@@ -61,9 +75,16 @@ class Network {
   }
 
  private:
+  torch::Tensor logits_of(const Batch& batch) {
+    if (multi_view_.is_empty()) return backbone_->forward(batch.images);
+    return multi_view_->forward(has_views_ ? batch.images : batch.images.unsqueeze(1),
+                                batch.is_present);
+  }
+
   bool has_views_ = false;
   remat::MultiViewClassifier multi_view_{nullptr};
   std::shared_ptr<remat::Backbone> backbone_;
+  std::optional<remat::MemoryBudget> budget_;
 };
 
 }  // namespace train

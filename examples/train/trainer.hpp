@@ -107,13 +107,19 @@ class Trainer {
             config_.data.source == "views" ? config_.model.num_views : 0, config_.training.seed};
   }
 
+  std::string checkpointing() const {
+    if (const auto& budget = network_.budget())
+      return "on, within " + remat::to_string(*budget) +
+             (budget->fraction() > 0 ? " of plain" : "");
+    const std::int64_t segments = network_.backbone().segments();
+    return segments == 0 ? "off" : "on, " + std::to_string(segments) + " segments";
+  }
+
   void describe() {
     const auto& training = config_.training;
-    const std::int64_t segments = network_.backbone().segments();
     std::printf("%s, %.1f million parameters, gradient checkpointing %s\n",
                 network_.backbone().name().c_str(),
-                static_cast<double>(network_.parameter_count()) / 1e6,
-                segments == 0 ? "off" : ("on, " + std::to_string(segments) + " segments").c_str());
+                static_cast<double>(network_.parameter_count()) / 1e6, checkpointing().c_str());
     std::printf("%s, %s, %d threads\n", precision_.device.str().c_str(),
                 c10::toString(precision_.dtype()), at::get_num_threads());
     std::printf("%s cases, %zu classes, %ld px; epochs of %ld steps", counts(progress_).c_str(),
@@ -182,6 +188,18 @@ class Trainer {
     progress_.loss_count += case_count;
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     note_step(loss, rate, norm, static_cast<double>(images_) / seconds, meter.peak());
+    if (network_.budget() && !is_plan_told_) tell_plan();
+  }
+
+  /// What the first step was planned to need; the last line that the plan writes of itself.
+  void tell_plan() {
+    const auto plan = network_.backbone().memory_plan();
+    if (plan == nullptr) return;
+    is_plan_told_ = true;
+    bar_.finish();
+    const std::string text = remat::to_string(*plan);
+    std::printf("%s\n", text.substr(text.rfind('\n') + 1).c_str());
+    std::fflush(stdout);
   }
 
   std::int64_t batches_of_step() const {
@@ -327,6 +345,7 @@ class Trainer {
   ProgressBar bar_;
   Clock::time_point epoch_start_;
   std::int64_t images_ = 0;  // of the step
+  bool is_plan_told_ = false;
 };
 
 }  // namespace train

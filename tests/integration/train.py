@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Trains by the program train in temporary folders: killed, stopped and resumed runs give the bits of an
-uninterrupted one; folders of images and of views, mixed precision and accumulation run; mistakes are told.
+uninterrupted one, and so do runs within a memory budget; folders of images and of views, PNG and JPEG, mixed precision
+and accumulation run; mistakes are told.
 
 Needs nothing but Python's standard library.
 """
@@ -113,15 +114,51 @@ def check_signals(trainer: Trainer, reference: pathlib.Path) -> None:
     trainer.refuses(*TINY, "--output", folder, says=["there is a run already", "--resume", "--overwrite"])
 
 
-def write_png(path: pathlib.Path, size: int, color: tuple, shift: int) -> None:
+def write_png(path: pathlib.Path, rows: list) -> None:
+    """Writes rows of red, green and blue bytes."""
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    rows = b"".join(b"\0" + bytes((part + 3 * x + 5 * y + shift) % 256 for x in range(size) for part in color)
-                    for y in range(size))
+    header = struct.pack(">IIBBBBB", len(rows[0]) // 3, len(rows), 8, 2, 0, 0, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)) +
-                     chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) +
+                     chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))) + chunk(b"IEND", b""))
+
+
+def write_jpeg(path: pathlib.Path, blocks: list) -> None:
+    """Writes rows of blocks of 8 x 8 pixels of one colour: grey levels, or tuples (Y, Cb, Cr).
+
+    A baseline JPEG of constant terms only, with Huffman tables of our own: four bits say how many bits of a difference
+    follow, and one bit ends a block. The constant term is eight times the pixel, and is divided by eight: exact.
+    """
+    def segment(marker: int, data: bytes) -> bytes:
+        return bytes((0xFF, marker)) + struct.pack(">H", len(data) + 2) + data
+
+    parts = len(blocks[0][0]) if isinstance(blocks[0][0], tuple) else 1
+    bits, before = "", [0] * parts
+    for block in (block for row in blocks for block in row):
+        for part, level in enumerate(block if parts > 1 else (block,)):
+            difference, before[part] = level - 128 - before[part], level - 128
+            size = abs(difference).bit_length()
+            bits += f"{size:04b}"
+            if size:
+                bits += f"{difference if difference > 0 else difference + (1 << size) - 1:0{size}b}"
+            bits += "0"
+    bits += "1" * (-len(bits) % 8)
+    data = bytes(int(bits[i:i + 8], 2) for i in range(0, len(bits), 8)).replace(b"\xff", b"\xff\0")
+    ids = range(1, parts + 1)
+    frame = struct.pack(">BHHB", 8, 8 * len(blocks), 8 * len(blocks[0]), parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\xff\xd8" + segment(0xDB, b"\0" + bytes([8] * 64)) +
+                     segment(0xC0, frame + b"".join(bytes((i, 0x11, 0)) for i in ids)) +
+                     segment(0xC4, bytes([0x00] + [0, 0, 0, 12] + [0] * 12) + bytes(range(12))) +
+                     segment(0xC4, bytes([0x10] + [1] + [0] * 15) + b"\0") +
+                     segment(0xDA, bytes((parts,)) + b"".join(bytes((i, 0)) for i in ids) + bytes((0, 63, 0))) +
+                     data + b"\xff\xd9")
+
+
+def pattern(size: int, color: tuple, shift: int) -> list:
+    return [bytes((part + 3 * x + 5 * y + shift) % 256 for x in range(size) for part in color) for y in range(size)]
 
 
 COLORS = {"green": (20, 200, 40), "red": (220, 30, 10)}
@@ -133,15 +170,75 @@ def check_images(trainer: Trainer) -> None:
     images, views = trainer.work / "images", trainer.work / "views"
     for name, color in COLORS.items():
         for i in range(5):
-            write_png(images / name / f"{i}.png", 40, color, i)
+            write_png(images / name / f"{i}.png", pattern(40, color, i))
             for view in range(1 + i % 3):
-                write_png(views / name / f"case{i}" / f"{view}.png", 36, color, 7 * i + view)
+                write_png(views / name / f"case{i}" / f"{view}.png", pattern(36, color, 7 * i + view))
     text = trainer.run(*SHORT, "--data", images, "--output", "of_images", "--set", "data.augment=crop_and_flip")
     assert "8 training and 2 validation cases, 2 classes" in text, text
     trainer.run(*SHORT, "--views", views, "--output", "of_views", "--set", "model.num_views=3")
-    write_png(images / "red" / "broken.png", 8, (1, 2, 3), 0)
+    write_png(images / "red" / "broken.png", pattern(8, (1, 2, 3), 0))
     (images / "red" / "broken.png").write_bytes(b"\x89PNG")
     trainer.refuses(*SHORT, "--data", images, "--output", "of_broken", says=["1 image is broken", "broken.png"])
+
+
+def check_jpeg(trainer: Trainer) -> None:
+    """Grey blocks are the same pixels in both formats, and so give the same weights; colour is read, too."""
+    png, jpeg, colored = (trainer.work / name for name in ("png", "jpeg", "colored_jpeg"))
+    for label, chroma in (("bright", (90, 200)), ("dark", (170, 60))):
+        for i in range(5):
+            levels = [[(130 if label == "bright" else 20) + 9 * i + 11 * x + 7 * y for x in range(5)] for y in range(6)]
+            rows = [bytes(level for level in row for _ in range(8 * 3)) for row in levels for _ in range(8)]
+            write_png(png / label / f"{i}.png", rows)
+            write_jpeg(jpeg / label / f"{i}.{'jpg' if i % 2 else 'JPEG'}", levels)
+            write_jpeg(colored / label / f"{i}.jpg", [[(level, *chroma) for level in row] for row in levels])
+    text = trainer.run(*SHORT, "--data", png, "--output", "of_png")
+    assert "8 training and 2 validation cases, 2 classes" in text, text
+    trainer.run(*SHORT, "--data", jpeg, "--output", "of_jpeg")
+    expect_same_run(trainer.work / "of_jpeg", trainer.work / "of_png")
+    trainer.run(*SHORT, "--data", colored, "--output", "of_colored")
+    left, right = (tensors(trainer.work / name / "last.safetensors") for name in ("of_colored", "of_png"))
+    assert left != right, "colours make no difference"
+    (jpeg / "dark" / "broken.jpg").write_bytes((jpeg / "dark" / "1.jpg").read_bytes()[:20])
+    trainer.refuses(*SHORT, "--data", jpeg, "--output", "of_broken_jpeg", says=["1 image is broken", "broken.jpg"])
+
+
+# Large enough that activations, and not the optimizer, are the peak of a step.
+LARGER = ["--backbone", "mobilenet_v3_small", "--image-size", "64", "--epochs", "1", "--batch-size", "16",
+          "--set", "data.limit=48", "--set", "training.threads=1"]
+
+
+def last_peak(folder: pathlib.Path) -> int:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["peak_bytes"] for line in lines if line["kind"] == "step"][-1]
+
+
+def check_budget(trainer: Trainer) -> None:
+    """A memory budget gives the bits of plain training in less memory, however the run is cut into parts."""
+    plain, within, mixed = (trainer.work / name for name in ("without_budget", "within_budget", "half_within"))
+    trainer.run(*LARGER, "--output", plain)
+    text = trainer.run(*LARGER, "--output", within, "--budget", "0.7")
+    assert "gradient checkpointing on, within 0.7 of plain" in text and "predicted peak" in text, text
+    expect_same_run(within, plain)
+    assert last_peak(within) < 0.8 * last_peak(plain), f"{last_peak(within)} bytes of {last_peak(plain)}"
+    trainer.run(*LARGER, "--output", mixed, "--set", "training.max_steps=1")
+    trainer.run(*LARGER, "--output", mixed, "--budget", "0.8", "--resume")
+    expect_same_run(mixed, plain)
+
+    views = [*LARGER, "--views", trainer.work / "views", "--set", "model.num_views=3"]
+    amp = [*LARGER, "--set", "training.use_amp=true"]
+    for name, arguments, budget in (("views", views, "0.95"), ("amp", amp, "0.8")):
+        trainer.run(*arguments, "--output", f"{name}_plain")
+        text = trainer.run(*arguments, "--output", f"{name}_within", "--budget", budget)
+        assert "predicted peak" in text, text
+        expect_same_run(trainer.work / f"{name}_within", trainer.work / f"{name}_plain")
+
+    trainer.refuses(*LARGER, "--output", "of_nothing", "--budget", "1KiB",
+                    says=["training.gradient_checkpointing.budget is 1KiB", "the least that was found is"])
+    trainer.refuses("--budget", "2GB", says=["--budget", "write 2GiB"])
+    (trainer.work / "both.yaml").write_text(
+        "training:\n  gradient_checkpointing:\n    enabled: true\n    segments: 4\n    budget: 2GiB\n")
+    trainer.refuses("--config", "both.yaml", says=["both.yaml:5:13", "segments", "Set segments to 0"])
+    assert "budget: 1536MiB\n" in trainer.run("--budget", "1.5GiB", "--print-config")
 
 
 def check_options(trainer: Trainer) -> None:
@@ -152,7 +249,7 @@ def check_options(trainer: Trainer) -> None:
 
 
 def check_configuration(trainer: Trainer) -> None:
-    printed = trainer.run("--set", "training.lr=3e-4", "--print-config")
+    printed = trainer.run("--set", "training.lr=3e-4", "--budget", "0.33", "--print-config")
     (trainer.work / "printed.yaml").write_text(printed)
     assert trainer.run("--config", "printed.yaml", "--print-config") == printed, "another configuration comes back"
     (trainer.work / "wrong.yaml").write_text(
@@ -171,7 +268,7 @@ def main() -> None:
         trainer = Trainer(options.program, pathlib.Path(folder))
         reference = trainer.work / "reference"
         trainer.run(*TINY, *EVERY_STEP, "--output", reference)
-        for check in (check_configuration, check_options, check_images, lambda it: check_signals(it, reference),
+        for check in (check_configuration, check_options, check_images, check_jpeg, check_budget, lambda it: check_signals(it, reference),
                       lambda it: check_kills(it, reference)):
             check(trainer)
     print("killed, stopped and resumed runs have the bits of an uninterrupted one")
