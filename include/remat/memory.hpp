@@ -3,3 +3,4 @@
 
 #include "remat/memory/meter.hpp"
 #include "remat/memory/stats.hpp"
+#include "remat/memory/timeline.hpp"

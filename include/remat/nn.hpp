@@ -37,3 +37,4 @@
 #include "remat/nn/plain.hpp"
 #include "remat/nn/sequential.hpp"
 #include "remat/nn/toggle.hpp"
+#include "remat/nn/unit_mark.hpp"

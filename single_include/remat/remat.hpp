@@ -63,6 +63,7 @@
 //   remat/nn/chain_layer.hpp
 //   remat/nn/chain_units.hpp
 //   remat/nn/holder.hpp
+//   remat/nn/unit_mark.hpp
 //   remat/nn/checkpointed.hpp
 //   remat/plan/simulate.hpp
 //   remat/plan/balance.hpp
@@ -141,6 +142,7 @@
 //   remat/plan/graph.hpp
 //   remat/engine/graph_of.hpp
 //   remat/explain.hpp
+//   remat/memory/timeline.hpp
 //   remat/memory/meter.hpp
 //   remat/libtorch/device_memory.hpp
 //   remat/memory/stats.hpp
@@ -158,6 +160,7 @@
 //   remat/policies/square_root.hpp
 //   remat/policies.hpp
 //   remat/training/memory_report.hpp
+//   remat/training/step_recorder.hpp
 //   remat/training/compare_memory.hpp
 //   remat/training/plan.hpp
 //   remat/training/svg_elements.hpp
@@ -2812,8 +2815,8 @@ inline void allow_recompute(std::string name) {
 namespace remat::detail {
 
 /// Receives each allocation and release that LibTorch's allocators report on the thread it was set
-/// on, and on the threads of backward passes that are started there; and when a recompute begins
-/// and ends there.
+/// on, and on the threads of backward passes that are started there; and when a recompute, or the
+/// forward of a unit, begins and ends there.
 class REMAT_VISIBLE AllocationListener : public c10::MemoryReportingInfoBase {
  public:
   /// @param block  the memory; it may be null where an allocator does not say
@@ -2823,6 +2826,12 @@ class REMAT_VISIBLE AllocationListener : public c10::MemoryReportingInfoBase {
   virtual void recompute_begins() {}
   /// @param operation_count  how many ran again; 0 if one of them failed
   virtual void recompute_ended(std::int64_t /*operation_count*/) {}
+
+  /// Says that a unit of a chain, or a checkpointed module, is called; they nest.
+  ///
+  /// @param module  the `torch::nn::Module`, to be told from others
+  virtual void unit_begins(const void* /*module*/) {}
+  virtual void unit_ended() {}
 
   // The signature differs between versions; the one that matches overrides, and `override` would
   // refuse the other.
@@ -5088,6 +5097,12 @@ class CheckpointToggle {
     return false;
   }
 
+  /// Returns how reports call one of the modules that this one checkpoints; empty if it is none.
+  virtual std::string unit_name(const torch::nn::Module* unit) const {
+    static_cast<void>(unit);
+    return "";
+  }
+
   /// Returns what puts the present switch back when it is called, while this module lives.
   ///
   /// A module that plans overrides it, so that its segment count and what it has measured come
@@ -6668,6 +6683,28 @@ class LayeredHolder : public torch::nn::ModuleHolder<Stored> {
 
 }  // namespace remat::detail
 
+namespace remat::detail {
+
+/// Shows whoever listens to allocations where a unit, or a checkpointed module, begins and ends.
+///
+/// Without a listener it is one look at a thread's own state.
+class UnitMark {
+ public:
+  explicit UnitMark(const torch::nn::Module& module) : listener_(allocation_listener()) {
+    if (listener_ != nullptr) listener_->unit_begins(&module);
+  }
+  ~UnitMark() {
+    if (listener_ != nullptr) listener_->unit_ended();
+  }
+  UnitMark(const UnitMark&) = delete;
+  UnitMark& operator=(const UnitMark&) = delete;
+
+ private:
+  AllocationListener* listener_;
+};
+
+}  // namespace remat::detail
+
 namespace remat {
 
 namespace detail {
@@ -6780,6 +6817,7 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   /// Calls `call()` as a region if there is something to drop.
   template <class Call, class... Arguments>
   decltype(auto) run(Call&& call, const Arguments&... arguments) const {
+    const UnitMark mark(*this);
     if (is_exempt_.get()) return call_plain(std::forward<Call>(call));
     if (!should_checkpoint(arguments...)) return std::forward<Call>(call)();
     if constexpr (kCanBePlanned && sizeof...(Arguments) == 1)
@@ -7388,6 +7426,8 @@ namespace remat::detail {
 /// Replaces `value` by what the unit makes of it; `more` goes to every unit.
 template <class... More>
 void run_unit(const ChainUnit& unit, torch::nn::AnyValue& value, const More&... more) {
+  const UnitMark mark(*unit.identity);
+  if (const auto* tensor = value.try_get<torch::Tensor>()) begin_layer_while_tracing(*tensor);
   const auto call = [&] { value = unit.module->any_forward(std::move(value), more...); };
   if (unit.is_plain)
     call_plain(call);
@@ -7531,6 +7571,13 @@ class CheckpointedChainImpl : public torch::nn::Module,
     if (std::ranges::find(units, &unit, &detail::ChainUnit::identity) == units.end()) return false;
     planner_.exempt(unit);
     return true;
+  }
+
+  std::string unit_name(const torch::nn::Module* unit) const override {
+    const auto units = detail::units_of(*this);
+    const auto found = std::ranges::find(units, unit, &detail::ChainUnit::identity);
+    if (found == units.end()) return "";
+    return unit_names()[static_cast<std::size_t>(found - units.begin())];
   }
 
   /// Returns what puts the present switch, segment count and measurements back.
@@ -7876,6 +7923,9 @@ class ChainBackbone : public Backbone {
   const CheckpointedChain& chain() const { return chain_; }
 
   bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
+  std::string unit_name(const torch::nn::Module* unit) const override {
+    return chain_->unit_name(unit);
+  }
 
   std::function<void()> remember_checkpointing() override {
     return [chain = chain_->remember_checkpointing(), budget = remember_budget()] {
@@ -14375,6 +14425,42 @@ Graph explain(Function&& fn, Inputs&&... inputs) {
 
 namespace remat {
 
+/// Live bytes at a moment.
+struct MemorySample {
+  double seconds;  ///< since the measurement began
+  Bytes live;
+
+  friend bool operator==(const MemorySample&, const MemorySample&) = default;
+};
+
+/// Returns about `count` of the samples, or all if there are no more: of each run of neighbours the
+/// lowest and the highest, and the first and the last of all, so that peaks stay what they are.
+inline std::vector<MemorySample> thinned(const std::vector<MemorySample>& samples,
+                                         std::size_t count = 800) {
+  if (samples.size() <= count || count < 2) return samples;
+  const std::size_t runs = count / 2;
+  std::vector<MemorySample> kept{samples.front()};
+  const auto keep = [&](const MemorySample& sample) {
+    if (!(sample == kept.back())) kept.push_back(sample);
+  };
+  for (std::size_t run = 0; run < runs; ++run) {
+    const auto at = [&](std::size_t index) {
+      return samples.begin() + static_cast<std::ptrdiff_t>(index * samples.size() / runs);
+    };
+    auto [low, high] = std::minmax_element(
+        at(run), at(run + 1),
+        [](const MemorySample& left, const MemorySample& right) { return left.live < right.live; });
+    if (high < low) std::swap(low, high);
+    keep(*low), keep(*high);
+  }
+  keep(samples.back());
+  return kept;
+}
+
+}  // namespace remat
+
+namespace remat {
+
 /// Measures the bytes of tensors that are allocated while it lives, exact and the same in every
 /// run.
 ///
@@ -14386,11 +14472,7 @@ namespace remat {
 /// @par Threads  made and destroyed on one thread, in the order of a stack; read from anywhere
 class MemoryMeter {
  public:
-  /// Live bytes at a moment.
-  struct Sample {
-    double seconds;  ///< since the meter was made
-    Bytes live;
-  };
+  using Sample = MemorySample;
 
   MemoryMeter() : count_(std::make_shared<Count>()), guard_(count_) {}
   MemoryMeter(const MemoryMeter&) = delete;
@@ -15242,10 +15324,32 @@ struct SquareRoot {
 
 namespace remat {
 
-/// The tensors' bytes of one training step, above the level before it.
+/// The tensors' bytes of one training step, or of one part of it, above the level before it.
 struct StepMemory {
-  Bytes peak;  ///< the most that were alive at once in forward, loss and backward
-  Bytes kept;  ///< alive just before backward: mostly what was saved for it
+  Bytes peak;  ///< the most that were alive at once
+  Bytes kept;  ///< of a step: alive just before backward, mostly what was saved for it; of a unit:
+               ///< alive when its forward returned, less what it could let go
+};
+
+/// When a part of a forward was recomputed.
+struct RecomputeSpan {
+  double begin_seconds = 0, end_seconds = 0;
+  std::int64_t operation_count = 0;
+};
+
+/// The course of one training step. Seconds are those of the thread that allocates, from the step's
+/// beginning: an accelerator computes later than its memory is taken.
+struct StepTimeline {
+  std::vector<MemorySample> samples{};  ///< at the beginning, and at each allocation and release
+  double backward_begin_seconds = 0;    ///< before: forward and loss
+  double end_seconds = 0;
+  std::vector<RecomputeSpan> recomputes{};
+};
+
+/// What one unit of a chain, or one checkpointed module, takes in forward.
+struct UnitMemory {
+  std::string name;                ///< as in `named_modules()`
+  StepMemory plain, checkpointed;  ///< of several calls: kept in all, and the highest peak
 };
 
 /// What checkpointing does to the memory of one training step; see `compare_memory`.
@@ -15254,6 +15358,8 @@ struct MemoryReport {
   std::int64_t regions = 0;                ///< that the checkpointed step ran; 0: nothing was saved
   std::int64_t recomputed_operations = 0;  ///< that its backward ran a second time
   std::optional<double> time_ratio{};      ///< checkpointed over plain, median; empty: not timed
+  StepTimeline plain_timeline{}, checkpointed_timeline{};
+  std::vector<UnitMemory> units{};  ///< in the order of forward, those inside others left out
 
   /// Returns by how much the peak is lower with checkpointing; negative if it is higher.
   Bytes saving() const { return plain.peak - checkpointed.peak; }
@@ -15265,25 +15371,165 @@ struct MemoryReport {
   }
 };
 
-/// Writes the report as lines for people, the last one without an end of line.
-inline std::ostream& operator<<(std::ostream& stream, const MemoryReport& report) {
-  const auto fixed = [](double number, const char* format) {
-    char text[40];
-    std::snprintf(text, sizeof text, format, number);
-    return std::string(text);
+namespace detail {
+
+inline std::string fixed_number(double number, int decimals) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.*f", decimals, number);
+  return text;
+}
+
+/// Writes how much is saved and what that costs, on one line.
+inline std::string saving_text(const MemoryReport& report) {
+  std::string text = to_string(report.saving()) + " (" +
+                     fixed_number(100 * report.saved_part(), 1) + " % of the peak)";
+  if (report.regions == 0) return text + "; nothing in this step was checkpointed";
+  text += "; " + std::to_string(report.recomputed_operations) + " operations recomputed";
+  if (report.time_ratio) text += "; time x" + fixed_number(*report.time_ratio, 2);
+  return text;
+}
+
+inline std::string unit_row(const std::string& name, std::size_t name_width,
+                            const std::vector<std::string>& cells) {
+  std::string row = name + std::string(name_width - std::min(name_width, name.size()), ' ');
+  for (const std::string& cell : cells)
+    row += std::string(14 - std::min<std::size_t>(14, cell.size()), ' ') + cell;
+  return row;
+}
+
+/// Writes a line per unit, each after an end of line; nothing if there are none.
+inline std::string unit_table(const std::vector<UnitMemory>& units) {
+  if (units.empty()) return "";
+  const std::string title = "forward, by unit";
+  std::size_t width = title.size();
+  for (const UnitMemory& unit : units) width = std::max(width, unit.name.size());
+  std::string table = "\n\n" + unit_row(title, width, {"", "plain", "", "checkpointed"}) + "\n" +
+                      unit_row("", width, {"kept", "peak", "kept", "peak"});
+  for (const UnitMemory& unit : units)
+    table +=
+        "\n" + unit_row(unit.name, width,
+                        {to_string(unit.plain.kept), to_string(unit.plain.peak),
+                         to_string(unit.checkpointed.kept), to_string(unit.checkpointed.peak)});
+  return table;
+}
+
+}  // namespace detail
+
+/// Writes the report as lines for people, the last one without an end of line: three of the step,
+/// and a table of the units if there are any.
+inline std::string to_string(const MemoryReport& report) {
+  const auto line = [](const StepMemory& memory) {
+    return "peak " + to_string(memory.peak) + ", kept for backward " + to_string(memory.kept);
   };
-  stream << "plain:        peak " << report.plain.peak << ", kept for backward "
-         << report.plain.kept << "\ncheckpointed: peak " << report.checkpointed.peak
-         << ", kept for backward " << report.checkpointed.kept
-         << "\nsaving:       " << report.saving() << " ("
-         << fixed(100 * report.saved_part(), "%.1f") << " % of the peak)";
-  if (report.regions == 0) return stream << "; nothing in this step was checkpointed";
-  stream << "; " << report.recomputed_operations << " operations recomputed";
-  if (report.time_ratio) stream << "; time x" << fixed(*report.time_ratio, "%.2f");
-  return stream;
+  return "plain:        " + line(report.plain) + "\ncheckpointed: " + line(report.checkpointed) +
+         "\nsaving:       " + detail::saving_text(report) + detail::unit_table(report.units);
+}
+
+inline std::ostream& operator<<(std::ostream& stream, const MemoryReport& report) {
+  return stream << to_string(report);
 }
 
 }  // namespace remat
+
+#include <thread>
+
+namespace remat::detail {
+
+/// What one training step did to memory.
+struct StepRecord {
+  struct Unit {
+    const void* module;
+    StepMemory memory;
+  };
+
+  StepMemory memory;
+  StepTimeline timeline;
+  std::vector<Unit> units;  // in the order of their first calls
+};
+
+/// Records one training step: its live bytes over time, its recomputes, and what its units take.
+///
+/// Set as the allocation listener on the thread that runs the step, where `MemoryMeter` would be:
+/// both count the same.
+class REMAT_VISIBLE StepRecorder final : public AllocationListener {
+ public:
+  StepRecorder() { record_.timeline.samples.push_back({0, {0}}); }
+
+  /// Marks the moment between the loss and its backward pass.
+  void backward_begins() {
+    const std::lock_guard lock(mutex_);
+    is_in_forward_ = false;
+    record_.memory.kept = live_;
+    record_.timeline.backward_begin_seconds = now();
+  }
+
+  /// Returns the record; called when the step is over.
+  StepRecord finish() {
+    const std::lock_guard lock(mutex_);
+    record_.timeline.end_seconds = now();
+    return std::move(record_);
+  }
+
+  void changed(const void*, std::int64_t bytes, c10::Device) override {
+    const std::lock_guard lock(mutex_);
+    live_.count += bytes;
+    record_.memory.peak = std::max(record_.memory.peak, live_);
+    unit_peak_ = std::max(unit_peak_, live_);
+    record_.timeline.samples.push_back({now(), live_});
+  }
+
+  void recompute_begins() override {
+    const std::lock_guard lock(mutex_);
+    open_.emplace_back(std::this_thread::get_id(), record_.timeline.recomputes.size());
+    record_.timeline.recomputes.push_back({now(), now(), 0});
+  }
+  void recompute_ended(std::int64_t operation_count) override {
+    const std::lock_guard lock(mutex_);
+    // Each device has a thread of backward: several may recompute at once.
+    const auto open =
+        std::ranges::find(open_, std::this_thread::get_id(), &decltype(open_)::value_type::first);
+    if (open == open_.end()) return;
+    RecomputeSpan& span = record_.timeline.recomputes[open->second];
+    span.end_seconds = now();
+    span.operation_count = operation_count;
+    open_.erase(open);
+  }
+
+  void unit_begins(const void* module) override {
+    const std::lock_guard lock(mutex_);
+    if (!is_in_forward_ || std::this_thread::get_id() != thread_) return;
+    if (unit_depth_++ > 0) return;
+    unit_ = module;
+    unit_start_ = unit_peak_ = live_;
+  }
+  void unit_ended() override {
+    const std::lock_guard lock(mutex_);
+    if (unit_depth_ == 0 || std::this_thread::get_id() != thread_) return;
+    if (--unit_depth_ > 0) return;
+    auto known = std::ranges::find(record_.units, unit_, &StepRecord::Unit::module);
+    if (known == record_.units.end()) known = record_.units.insert(known, {unit_, {}});
+    known->memory.kept += live_ - unit_start_;
+    known->memory.peak = std::max(known->memory.peak, unit_peak_ - unit_start_);
+  }
+
+ private:
+  double now() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const std::thread::id thread_ = std::this_thread::get_id();
+  std::mutex mutex_;  // guards what follows
+  StepRecord record_;
+  Bytes live_;
+  std::vector<std::pair<std::thread::id, std::size_t>> open_;  // recomputes, by thread
+  bool is_in_forward_ = true;
+  int unit_depth_ = 0;
+  const void* unit_ = nullptr;  // the outermost one
+  Bytes unit_start_, unit_peak_;
+};
+
+}  // namespace remat::detail
 
 namespace remat {
 
@@ -15311,13 +15557,46 @@ inline void require_loss(const torch::Tensor& value) {
   });
 }
 
-inline StepMemory measure(ModelState& state, const MeasuredStep& step) {
+inline StepRecord measure(ModelState& state, const MeasuredStep& step) {
   state.rewind();  // outside: what it frees was not allocated by the step
-  const MemoryMeter meter;
-  StepMemory memory;
-  step([&] { memory.kept = meter.current(); });
-  memory.peak = meter.peak();
-  return memory;
+  const auto recorder = std::make_shared<StepRecorder>();
+  const AllocationListenerGuard guard(recorder);
+  step([&] { recorder->backward_begins(); });
+  return recorder->finish();
+}
+
+/// Returns a unit's name in the model; a unit that a backbone has put together from registered
+/// parts, such as its stem, has the name that its chain gave it.
+inline std::string name_of_unit(const torch::nn::Module& model, const torch::nn::Module* unit) {
+  if (unit == &model) return model.name();
+  const auto modules = model.named_modules(/*name_prefix=*/{}, /*include_self=*/false);
+  for (const auto& item : modules)
+    if (item.value().get() == unit) return item.key();
+  const auto name_in = [&](const torch::nn::Module& parent) {
+    const auto* toggle = dynamic_cast<const CheckpointToggle*>(&parent);
+    return toggle == nullptr ? std::string() : toggle->unit_name(unit);
+  };
+  if (std::string name = name_in(model); !name.empty()) return name;
+  for (const auto& item : modules)
+    if (const std::string name = name_in(*item.value()); !name.empty())
+      return item.key() + "." + name;
+  return "unregistered";
+}
+
+/// Joins what both steps found of each unit, in the order of the plain one.
+inline std::vector<UnitMemory> join_units(const torch::nn::Module& model, const StepRecord& plain,
+                                          const StepRecord& checkpointed) {
+  std::vector<UnitMemory> units;
+  std::map<const void*, std::size_t> places;
+  const auto unit_of = [&](const void* module) -> UnitMemory& {
+    const auto [place, is_new] = places.emplace(module, units.size());
+    if (is_new)
+      units.push_back({name_of_unit(model, static_cast<const torch::nn::Module*>(module)), {}, {}});
+    return units[place->second];
+  };
+  for (const auto& unit : plain.units) unit_of(unit.module).plain = unit.memory;
+  for (const auto& unit : checkpointed.units) unit_of(unit.module).checkpointed = unit.memory;
+  return units;
 }
 
 inline double seconds_of(ModelState& state, const MeasuredStep& step) {
@@ -15325,6 +15604,18 @@ inline double seconds_of(ModelState& state, const MeasuredStep& step) {
   const auto start = std::chrono::steady_clock::now();
   step([] {});
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Returns the median of alternating pairs, without a listener, which costs time.
+inline std::optional<double> time_ratio(ModelState& state, const MeasuredStep& plain,
+                                        const MeasuredStep& step, int pairs) {
+  std::vector<double> ratios;
+  for (int pair = 0; pair < pairs; ++pair) {
+    const double plain_seconds = seconds_of(state, plain);
+    ratios.push_back(seconds_of(state, step) / plain_seconds);
+  }
+  std::ranges::sort(ratios);
+  return ratios.empty() ? std::nullopt : std::optional(ratios[ratios.size() / 2]);
 }
 
 /// Where checkpointing does not work, both steps would be the same.
@@ -15368,10 +15659,10 @@ inline MemoryReport compare_steps(torch::nn::Module& model, const torch::Tensor&
   };
   step([] {});  // chains plan by bytes from their second forward on
 
-  MemoryReport report;
-  report.plain = measure(state, plain);
+  StepRecord plain_record = measure(state, plain);
   const Statistics before = statistics();
-  report.checkpointed = measure(state, step);
+  StepRecord checkpointed_record = measure(state, step);
+  MemoryReport report;
   report.regions = statistics().regions - before.regions;
   report.recomputed_operations = statistics().recomputed_operations - before.recomputed_operations;
   require(report.regions > 0 || for_each_toggle(model, [](CheckpointToggle&) {}) > 0, [&] {
@@ -15380,19 +15671,19 @@ inline MemoryReport compare_steps(torch::nn::Module& model, const torch::Tensor&
         .what("nothing inside " + model.name() + " is checkpointed")
         .cure("Make parts of it Checkpointed<...>, or call remat::checkpoint in its forward");
   });
-  std::vector<double> ratios;
-  for (int pair = 0; pair < options.timed_pairs; ++pair) {
-    const double plain_seconds = seconds_of(state, plain);
-    ratios.push_back(seconds_of(state, step) / plain_seconds);
-  }
-  std::ranges::sort(ratios);
-  if (!ratios.empty()) report.time_ratio = ratios[ratios.size() / 2];
+  report.plain = plain_record.memory;
+  report.checkpointed = checkpointed_record.memory;
+  report.units = join_units(model, plain_record, checkpointed_record);
+  report.plain_timeline = std::move(plain_record.timeline);
+  report.checkpointed_timeline = std::move(checkpointed_record.timeline);
+  report.time_ratio = time_ratio(state, plain, step, options.timed_pairs);
   return report;
 }
 
 }  // namespace detail
 
-/// Runs one training step plain and checkpointed, and reports the memory of both.
+/// Runs one training step plain and checkpointed, and reports the memory of both: its peak, its
+/// course, and what each unit takes.
 ///
 /// A step is forward, loss and backward, without gradients at its start; both draw the same random
 /// numbers. Afterwards the model is as it was, also after an exception: parameters, gradients,

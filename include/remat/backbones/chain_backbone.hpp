@@ -54,6 +54,9 @@ class ChainBackbone : public Backbone {
   const CheckpointedChain& chain() const { return chain_; }
 
   bool exempt_unit(const torch::nn::Module& unit) override { return chain_->exempt_unit(unit); }
+  std::string unit_name(const torch::nn::Module* unit) const override {
+    return chain_->unit_name(unit);
+  }
 
   std::function<void()> remember_checkpointing() override {
     return [chain = chain_->remember_checkpointing(), budget = remember_budget()] {

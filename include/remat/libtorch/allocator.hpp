@@ -16,8 +16,8 @@
 namespace remat::detail {
 
 /// Receives each allocation and release that LibTorch's allocators report on the thread it was set
-/// on, and on the threads of backward passes that are started there; and when a recompute begins
-/// and ends there.
+/// on, and on the threads of backward passes that are started there; and when a recompute, or the
+/// forward of a unit, begins and ends there.
 class REMAT_VISIBLE AllocationListener : public c10::MemoryReportingInfoBase {
  public:
   /// @param block  the memory; it may be null where an allocator does not say
@@ -27,6 +27,12 @@ class REMAT_VISIBLE AllocationListener : public c10::MemoryReportingInfoBase {
   virtual void recompute_begins() {}
   /// @param operation_count  how many ran again; 0 if one of them failed
   virtual void recompute_ended(std::int64_t /*operation_count*/) {}
+
+  /// Says that a unit of a chain, or a checkpointed module, is called; they nest.
+  ///
+  /// @param module  the `torch::nn::Module`, to be told from others
+  virtual void unit_begins(const void* /*module*/) {}
+  virtual void unit_ended() {}
 
   // The signature differs between versions; the one that matches overrides, and `override` would
   // refuse the other.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "remat/libtorch/allocator.hpp"
+#include "remat/memory/timeline.hpp"
 #include "remat/units.hpp"
 
 #include <atomic>
@@ -24,11 +25,7 @@ namespace remat {
 /// @par Threads  made and destroyed on one thread, in the order of a stack; read from anywhere
 class MemoryMeter {
  public:
-  /// Live bytes at a moment.
-  struct Sample {
-    double seconds;  ///< since the meter was made
-    Bytes live;
-  };
+  using Sample = MemorySample;
 
   MemoryMeter() : count_(std::make_shared<Count>()), guard_(count_) {}
   MemoryMeter(const MemoryMeter&) = delete;

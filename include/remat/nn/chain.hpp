@@ -115,6 +115,13 @@ class CheckpointedChainImpl : public torch::nn::Module,
     return true;
   }
 
+  std::string unit_name(const torch::nn::Module* unit) const override {
+    const auto units = detail::units_of(*this);
+    const auto found = std::ranges::find(units, unit, &detail::ChainUnit::identity);
+    if (found == units.end()) return "";
+    return unit_names()[static_cast<std::size_t>(found - units.begin())];
+  }
+
   /// Returns what puts the present switch, segment count and measurements back.
   std::function<void()> remember_checkpointing() override {
     return [this, is_on = is_enabled_.get(), put_back = planner_.remember(),

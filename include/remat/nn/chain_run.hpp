@@ -11,6 +11,7 @@
 #include "remat/libtorch/nn.hpp"
 #include "remat/nn/chain_plan.hpp"
 #include "remat/nn/chain_units.hpp"
+#include "remat/nn/unit_mark.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/plan/plan.hpp"
 
@@ -19,6 +20,8 @@ namespace remat::detail {
 /// Replaces `value` by what the unit makes of it; `more` goes to every unit.
 template <class... More>
 void run_unit(const ChainUnit& unit, torch::nn::AnyValue& value, const More&... more) {
+  const UnitMark mark(*unit.identity);
+  if (const auto* tensor = value.try_get<torch::Tensor>()) begin_layer_while_tracing(*tensor);
   const auto call = [&] { value = unit.module->any_forward(std::move(value), more...); };
   if (unit.is_plain)
     call_plain(call);

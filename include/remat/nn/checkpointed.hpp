@@ -15,6 +15,7 @@
 #include "remat/nn/concepts.hpp"
 #include "remat/nn/holder.hpp"
 #include "remat/nn/toggle.hpp"
+#include "remat/nn/unit_mark.hpp"
 #include "remat/policies/keep.hpp"
 
 namespace remat {
@@ -129,6 +130,7 @@ class CheckpointedModule : public Base, public CheckpointToggle {
   /// Calls `call()` as a region if there is something to drop.
   template <class Call, class... Arguments>
   decltype(auto) run(Call&& call, const Arguments&... arguments) const {
+    const UnitMark mark(*this);
     if (is_exempt_.get()) return call_plain(std::forward<Call>(call));
     if (!should_checkpoint(arguments...)) return std::forward<Call>(call)();
     if constexpr (kCanBePlanned && sizeof...(Arguments) == 1)

@@ -82,6 +82,12 @@ class CheckpointToggle {
     return false;
   }
 
+  /// Returns how reports call one of the modules that this one checkpoints; empty if it is none.
+  virtual std::string unit_name(const torch::nn::Module* unit) const {
+    static_cast<void>(unit);
+    return "";
+  }
+
   /// Returns what puts the present switch back when it is called, while this module lives.
   ///
   /// A module that plans overrides it, so that its segment count and what it has measured come

@@ -6,6 +6,8 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,11 +15,12 @@
 
 #include "remat/checkpoint.hpp"
 #include "remat/errors.hpp"
+#include "remat/libtorch/allocator.hpp"
 #include "remat/libtorch/nn.hpp"
-#include "remat/memory/meter.hpp"
 #include "remat/nn/model_state.hpp"
 #include "remat/nn/toggle.hpp"
 #include "remat/training/memory_report.hpp"
+#include "remat/training/step_recorder.hpp"
 
 namespace remat {
 
@@ -45,13 +48,46 @@ inline void require_loss(const torch::Tensor& value) {
   });
 }
 
-inline StepMemory measure(ModelState& state, const MeasuredStep& step) {
+inline StepRecord measure(ModelState& state, const MeasuredStep& step) {
   state.rewind();  // outside: what it frees was not allocated by the step
-  const MemoryMeter meter;
-  StepMemory memory;
-  step([&] { memory.kept = meter.current(); });
-  memory.peak = meter.peak();
-  return memory;
+  const auto recorder = std::make_shared<StepRecorder>();
+  const AllocationListenerGuard guard(recorder);
+  step([&] { recorder->backward_begins(); });
+  return recorder->finish();
+}
+
+/// Returns a unit's name in the model; a unit that a backbone has put together from registered
+/// parts, such as its stem, has the name that its chain gave it.
+inline std::string name_of_unit(const torch::nn::Module& model, const torch::nn::Module* unit) {
+  if (unit == &model) return model.name();
+  const auto modules = model.named_modules(/*name_prefix=*/{}, /*include_self=*/false);
+  for (const auto& item : modules)
+    if (item.value().get() == unit) return item.key();
+  const auto name_in = [&](const torch::nn::Module& parent) {
+    const auto* toggle = dynamic_cast<const CheckpointToggle*>(&parent);
+    return toggle == nullptr ? std::string() : toggle->unit_name(unit);
+  };
+  if (std::string name = name_in(model); !name.empty()) return name;
+  for (const auto& item : modules)
+    if (const std::string name = name_in(*item.value()); !name.empty())
+      return item.key() + "." + name;
+  return "unregistered";
+}
+
+/// Joins what both steps found of each unit, in the order of the plain one.
+inline std::vector<UnitMemory> join_units(const torch::nn::Module& model, const StepRecord& plain,
+                                          const StepRecord& checkpointed) {
+  std::vector<UnitMemory> units;
+  std::map<const void*, std::size_t> places;
+  const auto unit_of = [&](const void* module) -> UnitMemory& {
+    const auto [place, is_new] = places.emplace(module, units.size());
+    if (is_new)
+      units.push_back({name_of_unit(model, static_cast<const torch::nn::Module*>(module)), {}, {}});
+    return units[place->second];
+  };
+  for (const auto& unit : plain.units) unit_of(unit.module).plain = unit.memory;
+  for (const auto& unit : checkpointed.units) unit_of(unit.module).checkpointed = unit.memory;
+  return units;
 }
 
 inline double seconds_of(ModelState& state, const MeasuredStep& step) {
@@ -59,6 +95,18 @@ inline double seconds_of(ModelState& state, const MeasuredStep& step) {
   const auto start = std::chrono::steady_clock::now();
   step([] {});
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Returns the median of alternating pairs, without a listener, which costs time.
+inline std::optional<double> time_ratio(ModelState& state, const MeasuredStep& plain,
+                                        const MeasuredStep& step, int pairs) {
+  std::vector<double> ratios;
+  for (int pair = 0; pair < pairs; ++pair) {
+    const double plain_seconds = seconds_of(state, plain);
+    ratios.push_back(seconds_of(state, step) / plain_seconds);
+  }
+  std::ranges::sort(ratios);
+  return ratios.empty() ? std::nullopt : std::optional(ratios[ratios.size() / 2]);
 }
 
 /// Where checkpointing does not work, both steps would be the same.
@@ -102,10 +150,10 @@ inline MemoryReport compare_steps(torch::nn::Module& model, const torch::Tensor&
   };
   step([] {});  // chains plan by bytes from their second forward on
 
-  MemoryReport report;
-  report.plain = measure(state, plain);
+  StepRecord plain_record = measure(state, plain);
   const Statistics before = statistics();
-  report.checkpointed = measure(state, step);
+  StepRecord checkpointed_record = measure(state, step);
+  MemoryReport report;
   report.regions = statistics().regions - before.regions;
   report.recomputed_operations = statistics().recomputed_operations - before.recomputed_operations;
   require(report.regions > 0 || for_each_toggle(model, [](CheckpointToggle&) {}) > 0, [&] {
@@ -114,19 +162,19 @@ inline MemoryReport compare_steps(torch::nn::Module& model, const torch::Tensor&
         .what("nothing inside " + model.name() + " is checkpointed")
         .cure("Make parts of it Checkpointed<...>, or call remat::checkpoint in its forward");
   });
-  std::vector<double> ratios;
-  for (int pair = 0; pair < options.timed_pairs; ++pair) {
-    const double plain_seconds = seconds_of(state, plain);
-    ratios.push_back(seconds_of(state, step) / plain_seconds);
-  }
-  std::ranges::sort(ratios);
-  if (!ratios.empty()) report.time_ratio = ratios[ratios.size() / 2];
+  report.plain = plain_record.memory;
+  report.checkpointed = checkpointed_record.memory;
+  report.units = join_units(model, plain_record, checkpointed_record);
+  report.plain_timeline = std::move(plain_record.timeline);
+  report.checkpointed_timeline = std::move(checkpointed_record.timeline);
+  report.time_ratio = time_ratio(state, plain, step, options.timed_pairs);
   return report;
 }
 
 }  // namespace detail
 
-/// Runs one training step plain and checkpointed, and reports the memory of both.
+/// Runs one training step plain and checkpointed, and reports the memory of both: its peak, its
+/// course, and what each unit takes.
 ///
 /// A step is forward, loss and backward, without gradients at its start; both draw the same random
 /// numbers. Afterwards the model is as it was, also after an exception: parameters, gradients,
