@@ -17,7 +17,9 @@ INCLUDE = ROOT / "include"
 PRODUCT = ROOT / "single_include" / "remat" / "remat.hpp"
 UMBRELLA = "remat/remat.hpp"
 # Parts and headers that need another library than LibTorch: left to those who include them by name.
-OPTIONAL = ("remat/yaml", "remat/weights/safetensors")
+OPTIONAL = (
+    "remat/yaml", "remat/weights/safetensors", "remat/training/memory_report_json",
+    "remat/training/frontier_json", "remat/plan/memory_plan_json")
 
 INCLUDE_LINE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 OWN_LINE = re.compile(r'^#include "(remat/[\w/]+\.hpp)"\s*(//.*)?$')

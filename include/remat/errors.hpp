@@ -127,6 +127,12 @@ class REMAT_VISIBLE ConfigError : public detail::CodedError<std::runtime_error> 
   using CodedError::CodedError;
 };
 
+/// Reports a file with a memory plan that cannot be read or written.
+class REMAT_VISIBLE PlanError : public detail::CodedError<std::runtime_error> {
+ public:
+  using CodedError::CodedError;
+};
+
 /// Reports that the process does not offer what is asked for: an engine that cannot be installed, a
 /// device.
 class REMAT_VISIBLE EnvironmentError : public detail::CodedError<std::runtime_error> {

@@ -33,7 +33,9 @@ SIDEWAYS = {
 }
 # Parts and headers that need another library than LibTorch: included by name, in no umbrella above
 # their own. A name stands for all that begin with it.
-OPTIONAL = ("remat/yaml", "remat/weights/safetensors")
+OPTIONAL = (
+    "remat/yaml", "remat/weights/safetensors", "remat/training/memory_report_json",
+    "remat/training/frontier_json", "remat/plan/memory_plan_json")
 # Folders without an umbrella: nobody includes them as a whole.
 NO_UMBRELLA = {"libtorch", "engine"}
 

@@ -49,7 +49,7 @@ class SafetensorsWriter {
 
   void write(const std::map<std::string, std::string>& metadata) const {
     const std::string header = header_text(metadata);
-    NewFile file(path_);
+    NewFile file(path_, &throw_unwritable);
     std::string length;
     for (unsigned i = 0; i < 8; ++i)
       length += static_cast<char>(std::uint64_t{header.size()} >> (8 * i) & 0xff);
