@@ -153,6 +153,7 @@
 //   remat/nn/checkpoint_sequential.hpp
 //   remat/nn.hpp
 //   remat/plan/budget_text.hpp
+//   remat/plan/plan_fingerprint.hpp
 //   remat/plan/segment_keeps.hpp
 //   remat/plan.hpp
 //   remat/policies/every_nth.hpp
@@ -167,6 +168,7 @@
 //   remat/training/svg_chart.hpp
 //   remat/training.hpp
 //   remat/version.hpp
+//   remat/detail/new_file.hpp
 //   remat/weights/new_file.hpp
 //   remat/weights.hpp
 //   remat/remat.hpp
@@ -307,6 +309,12 @@ class REMAT_VISIBLE WeightsError : public detail::CodedError<std::runtime_error>
 /// Reports a configuration that cannot be right: an unknown key, a value of another type, a number
 /// out of range; the text says where in the file.
 class REMAT_VISIBLE ConfigError : public detail::CodedError<std::runtime_error> {
+ public:
+  using CodedError::CodedError;
+};
+
+/// Reports a file with a memory plan that cannot be read or written.
+class REMAT_VISIBLE PlanError : public detail::CodedError<std::runtime_error> {
  public:
   using CodedError::CodedError;
 };
@@ -15117,6 +15125,72 @@ inline std::ostream& operator<<(std::ostream& stream, const MemoryBudget& budget
 
 namespace remat {
 
+namespace detail {
+
+/// Makes 64 bits of texts and numbers, the same on every machine.
+///
+/// @par Source  FNV-1a, by Fowler, Noll and Vo
+class Fingerprint {
+ public:
+  void add(std::string_view text) {
+    add(static_cast<std::int64_t>(text.size()));  // so that "a", "b" is not "ab"
+    for (const char letter : text) add_byte(static_cast<unsigned char>(letter));
+  }
+  void add(std::int64_t number) {
+    for (int shift = 0; shift < 64; shift += 8)
+      add_byte(static_cast<unsigned char>(static_cast<std::uint64_t>(number) >> shift & 0xff));
+  }
+  void add(double number) { add(std::bit_cast<std::int64_t>(number)); }
+  void add(bool flag) { add_byte(flag ? 1 : 0); }
+
+  /// Returns 16 hexadecimal digits.
+  std::string text() const {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    std::string digits;
+    for (int shift = 60; shift >= 0; shift -= 4) digits += kDigits[state_ >> shift & 15];
+    return digits;
+  }
+
+ private:
+  void add_byte(unsigned char byte) { state_ = (state_ ^ byte) * 0x100000001b3; }
+
+  std::uint64_t state_ = 0xcbf29ce484222325;
+};
+
+}  // namespace detail
+
+/// Returns 16 hexadecimal digits that stand for the operations of a plan, their names and the bytes
+/// of their results: plans of the same network and shape of input have the same, whatever their
+/// budgets.
+inline std::string fingerprint(const MemoryPlan& plan) {
+  detail::Fingerprint print;
+  for (const MemoryPlan::Operation& operation : plan.operations) {
+    print.add(operation.name);
+    print.add(static_cast<std::int64_t>(operation.results.size()));
+    for (const MemoryPlan::Result& result : operation.results) print.add(result.bytes.count);
+  }
+  return print.text();
+}
+
+namespace detail {
+
+/// Returns 16 hexadecimal digits that stand for all of a plan.
+inline std::string checksum(const MemoryPlan& plan) {
+  Fingerprint print;
+  print.add(fingerprint(plan));
+  for (const MemoryPlan::Operation& operation : plan.operations)
+    for (const MemoryPlan::Result& result : operation.results) print.add(result.is_kept);
+  for (const Bytes bytes : {plan.budget, plan.peak, plan.plain_peak}) print.add(bytes.count);
+  for (const double seconds : {plan.recomputed_seconds, plan.forward_seconds}) print.add(seconds);
+  print.add(plan.recomputed_count);
+  return print.text();
+}
+
+}  // namespace detail
+}  // namespace remat
+
+namespace remat {
+
 /// What stays under a schedule by segments.
 struct NamedKeeps {
   std::string name;        ///< "4 segments"
@@ -16278,22 +16352,20 @@ class SvgChart {
 
 namespace remat::detail {
 
-[[noreturn]] inline void throw_unwritable(const std::filesystem::path& path, std::string_view what,
-                                          std::string_view cure) {
-  throw WeightsError(
-      ErrorMessage("remat.weights.write").where("\"" + path.string() + "\"").what(what).cure(cure));
-}
-
 /// A file that gets its name when it is complete, and is gone if it never is.
 class NewFile {
  public:
-  /// @throws WeightsError  if it cannot be made beside its future name
-  explicit NewFile(const std::filesystem::path& path) : path_(path), part_(path) {
+  /// Throws the error of whoever writes the file: what went wrong, and what to do.
+  using Fail = void (*)(const std::filesystem::path& path, std::string_view what,
+                        std::string_view cure);
+
+  /// Calls `fail` if the file cannot be made beside its future name.
+  NewFile(const std::filesystem::path& path, Fail fail) : path_(path), part_(path), fail_(fail) {
     part_ += "." + std::to_string(std::random_device{}()) + ".part";
     stream_.open(part_, std::ios::binary);
     if (!stream_)
-      throw_unwritable(path, "no file can be made there",
-                       "Check that the folder exists and that files may be made in it");
+      fail_(path, "no file can be made there",
+            "Check that the folder exists and that files may be made in it");
   }
 
   ~NewFile() {
@@ -16310,23 +16382,34 @@ class NewFile {
     stream_.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
   }
 
-  /// @throws WeightsError  if not all bytes could be written, or the name cannot be taken
+  /// Calls `fail` if not all bytes could be written, or the name cannot be taken.
   void complete() {
     stream_.close();
-    if (!stream_)
-      throw_unwritable(path_, "not all bytes could be written", "Check the space on the disk");
+    if (!stream_) fail_(path_, "not all bytes could be written", "Check the space on the disk");
     std::error_code error;
     std::filesystem::rename(part_, path_, error);
     if (error)
-      throw_unwritable(path_, "the file cannot get its name: " + error.message(),
-                       "Check what has that name now");
+      fail_(path_, "the file cannot get its name: " + error.message(),
+            "Check what has that name now");
     is_complete_ = true;
   }
 
  private:
   std::filesystem::path path_, part_;
+  Fail fail_;
   std::ofstream stream_;
   bool is_complete_ = false;
 };
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Reports a weight file that cannot be written; what `NewFile` is to call.
+[[noreturn]] inline void throw_unwritable(const std::filesystem::path& path, std::string_view what,
+                                          std::string_view cure) {
+  throw WeightsError(
+      ErrorMessage("remat.weights.write").where("\"" + path.string() + "\"").what(what).cure(cure));
+}
 
 }  // namespace remat::detail
