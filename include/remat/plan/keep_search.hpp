@@ -6,14 +6,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <queue>
+#include <functional>
 #include <random>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "remat/plan/chain_search.hpp"
+#include "remat/plan/price_walk.hpp"
 #include "remat/plan/recompute_time.hpp"
+#include "remat/plan/segment_keeps.hpp"
 #include "remat/plan/step_points.hpp"
 #include "remat/plan/step_simulation.hpp"
 #include "remat/plan/step_trace.hpp"
@@ -22,19 +23,18 @@ namespace remat {
 
 /// Searches for the sets of kept values that need the least time at each level of memory.
 ///
-/// Two walks over a ladder of levels meet. Downwards from plain: drop what lowers the excess over
-/// the level most per second (lazily, since a gain seldom grows when others are dropped), then put
-/// back what fits after all. Upwards from the least memory: keep what saves the most seconds per
-/// byte. On low levels a short annealing follows, which swaps neighbours. All that is found goes
-/// into one list that depends on no budget. Every number is drawn from a fixed seed: the same trace
-/// gives the same list.
-///
-/// @par Source  the greedy choice follows the heuristic of Dynamic Tensor Rematerialization
-/// (Kirisame et al. 2021, ICLR) in weighing bytes against seconds; the annealing is textbook
+/// The known schedules by segments come first, so that no plan is slower than one of these. Then a
+/// ladder of levels leads down from plain: at each, `PriceWalk` and `ChainSearch` propose sets.
+/// Last, annealing lowers the least memory that was found, and betters the levels for which the
+/// chain's program had no proposal. All that is found goes into one list that depends on no budget.
+/// Every number is drawn from a fixed seed: the same trace gives the same list. Up to twelve
+/// values, all sets are tried.
 class KeepSearch {
  public:
   explicit KeepSearch(const StepTrace& trace) : trace_(trace), simulation_(trace), time_(trace) {
-    find_candidates();
+    const std::vector<bool> can_keep = trace.keepable_values();
+    for (std::size_t id = 0; id < can_keep.size(); ++id)
+      if (can_keep[id]) candidates_.push_back(static_cast<std::int32_t>(id));
   }
 
   /// Returns the list.
@@ -43,47 +43,36 @@ class KeepSearch {
       try_all();
       return std::move(points_);
     }
-    State plain{keep_saved(), {}};
-    plain.cost = evaluate(plain.kept);
-    plain_peak_ = static_cast<double>(plain.cost.peak.count);
-    const bool is_large = candidates_.size() > kManyCandidates;
-    std::vector<std::int64_t> levels;
-    for (double level = plain_peak_; level > kLowestLevel * plain_peak_;
-         level *= is_large ? kCoarseStep : kFineStep)
-      levels.push_back(static_cast<std::int64_t>(level));
-    go_down(std::move(plain), levels, is_large);
-    std::ranges::reverse(levels);
-    go_up(levels);
+    const Bytes plain_peak = evaluate(keep_saved()).peak;
+    plain_peak_ = static_cast<double>(plain_peak.count);
+    for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
+    std::vector<Level> levels = choose_levels();
+    descend(levels, plain_peak);
+    lower(points_.least().kept);
+    for (const Level& level : levels) polish(level);
     return std::move(points_);
   }
 
  private:
-  struct State {
-    KeptValues kept;
-    StepCost cost;
+  struct Level {
+    std::int64_t bytes = 0;
+    bool is_round = false;  // a budget that somebody is likely to ask for
+    bool is_hard = true;    // the chain's program has no proposal
   };
 
-  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
   static constexpr std::size_t kFewCandidates = 12;  // 4096 sets take less time than the search
-  static constexpr std::size_t kManyCandidates = 300;
-  static constexpr double kFineStep = 0.95, kCoarseStep = 0.85, kLowestLevel = 0.02;
-  static constexpr double kHardLevel = 0.46;  // of plain: below, the greedy choice errs visibly
-  static constexpr int kSwaps = 1500, kMostFailures = 60, kMostPasses = 4, kReach = 6;
+  static constexpr double kStep = 0.95, kLowestLevel = 0.02;
+  static constexpr std::array kRoundParts{0.9, 0.8,     0.75, 0.7,     2.0 / 3, 0.6,
+                                          0.5, 0.45,    0.4,  1.0 / 3, 0.3,     1.0 / 4,
+                                          0.2, 1.0 / 6, 0.15, 0.125,   0.1};
+  static constexpr double kBelowRound = 0.9995;  // room for a small reserve
+  static constexpr int kPriceSteps = 10, kMostFailures = 15, kReach = 6;
+  static constexpr double kSwaps = 200, kHardSwaps = 2000, kLowerSwaps = 3000;
+  static constexpr double kFullEffort = 2000;    // events
   static constexpr double kTemperature = 0.006;  // of forward's time
+  static constexpr double kLowerTemperature = 0.02, kPower = 60;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
-  void find_candidates() {
-    std::vector<bool> is_overwritten(trace_.values.size(), false);
-    for (const StepTrace::Value& value : trace_.values)
-      if (value.takes_over != StepTrace::kNone) is_overwritten[at(value.takes_over)] = true;
-    for (std::size_t id = 0; id < trace_.values.size(); ++id) {
-      const StepTrace::Value& value = trace_.values[id];
-      if (value.producer != StepTrace::kNone && value.bytes > 0 && !value.is_always_kept &&
-          !is_overwritten[id])
-        candidates_.push_back(static_cast<std::int32_t>(id));
-    }
-  }
 
   /// What plain keeps. A value that autograd did not save would only add to that.
   KeptValues keep_saved() const {
@@ -93,10 +82,10 @@ class KeepSearch {
     return kept;
   }
 
-  StepCost evaluate(const KeptValues& kept, std::int64_t limit = 0) {
-    const StepCost cost = simulation_.run(kept, {limit});
-    points_.add(kept, cost);
-    return cost;
+  StepCost evaluate(const KeptValues& kept) { return add({kept, simulation_.run(kept)}); }
+  StepCost add(const StepPoint& point) {
+    points_.add(point.kept, point.cost);
+    return point.cost;
   }
 
   static void flip(KeptValues& kept, std::int32_t id) { kept[at(id)] = !kept[at(id)]; }
@@ -110,45 +99,76 @@ class KeepSearch {
     }
   }
 
-  // --- downwards ---
+  /// A ladder, and the round parts of plain, which are asked for most.
+  std::vector<Level> choose_levels() const {
+    std::vector<Level> levels;
+    for (double part = 1; part > kLowestLevel; part *= kStep)
+      levels.push_back({static_cast<std::int64_t>(part * plain_peak_)});
+    for (const double part : kRoundParts)
+      levels.push_back({static_cast<std::int64_t>(part * kBelowRound * plain_peak_), true});
+    std::ranges::sort(levels, std::greater<>(), &Level::bytes);
+    return levels;
+  }
 
-  void go_down(State state, const std::vector<std::int64_t>& levels, bool is_large) {
-    for (const std::int64_t level : levels) {
-      const bool fits = shrink(state, level);
-      const std::int64_t limit = std::max(level, state.cost.peak.count);
-      fill(state, limit);
-      if (!is_large) anneal(state, limit);
-      if (!fits) return;
+  /// Takes the proposals for each level, down to the first for which there is none.
+  void descend(std::vector<Level>& levels, Bytes plain_peak) {
+    PriceWalk walk(trace_, simulation_, plain_peak);
+    const ChainSearch chain(trace_, simulation_);
+    bool is_met = true;
+    for (Level& level : levels) {
+      if (!std::exchange(is_met, false)) return;
+      for (int i = 0; i < kPriceSteps; ++i)
+        is_met = add(walk.step(level.bytes)).peak.count <= level.bytes || is_met;
+      const KeptValues kept = chain.run(level.bytes);
+      if (kept.empty()) continue;
+      level.is_hard = false;
+      is_met = true;
+      evaluate(kept);
     }
   }
 
-  /// Drops values until the level is met; false if no single one helps any more.
-  bool shrink(State& state, std::int64_t level) {
-    state.cost = evaluate(state.kept, level);
-    int round = 0;
-    std::priority_queue<std::tuple<double, std::int32_t, int>> queue;  // gain, value, round
-    for (const std::int32_t id : candidates_)
-      if (state.kept[at(id)]) queue.emplace(kUnknown, id, -1);
-    while (state.cost.peak.count > level && !queue.empty()) {
-      const auto [gain, id, known_in] = queue.top();
-      queue.pop();
-      flip(state.kept, id);
-      const StepCost cost = evaluate(state.kept, level);
-      if (known_in == round) {
-        if (gain <= 0) return flip(state.kept, id), false;
-        state.cost = cost;
-        ++round;
+  // --- the least memory ---
+
+  /// Lowers the course of memory wherever it is high, not only where it is highest.
+  void lower(KeptValues kept) {
+    double height = height_of(kept);
+    const int count = scaled(kLowerSwaps);
+    for (int i = 0; i < count; ++i) {
+      const double temperature = kLowerTemperature * (1 - static_cast<double>(i) / count);
+      const std::vector<std::int32_t> flipped = draw_neighbours();
+      for (const std::int32_t id : flipped) flip(kept, id);
+      const double now = height_of(kept);
+      if (now > height - temperature * std::log(uniform() + 1e-12)) {
+        for (const std::int32_t id : flipped) flip(kept, id);
         continue;
       }
-      flip(state.kept, id);
-      const double seconds = std::max(cost.seconds - state.cost.seconds, 1e-9);
-      queue.emplace(std::max(state.cost.excess - cost.excess, 0.0) / seconds, id, round);
+      height = now;
     }
-    return state.cost.peak.count <= level;
+  }
+
+  /// Simulates; the logarithm of a mean of the course with a high power, which is close to its
+  /// peak's.
+  double height_of(const KeptValues& kept) {
+    double sum = 0;
+    points_.add(kept, simulation_.run(kept, &course_));
+    for (const Bytes& bytes : course_)
+      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, kPower);
+    return std::log(sum);
+  }
+
+  // --- the least time ---
+
+  /// Betters what was found for a level.
+  void polish(const Level& level) {
+    const StepPoint* found = points_.fastest_within({level.bytes});
+    if (found == nullptr) return;
+    StepPoint state = *found;
+    fill(state, level.bytes);
+    anneal(state, level);
   }
 
   /// Keeps what saves time and fits, the most seconds per byte first.
-  void fill(State& state, std::int64_t limit) {
+  void fill(StepPoint& state, std::int64_t limit) {
     std::vector<std::pair<double, std::int32_t>> order;
     for (const std::int32_t id : candidates_) {
       if (state.kept[at(id)] || trace_.values[at(id)].bytes > limit) continue;
@@ -170,40 +190,38 @@ class KeepSearch {
   }
 
   /// Takes the cost of what is kept now, if it fits.
-  bool accept(State& state, std::int64_t limit) {
+  bool accept(StepPoint& state, std::int64_t limit) {
     const StepCost cost = evaluate(state.kept);
     if (cost.peak.count > limit) return false;
     state.cost = cost;
     return true;
   }
 
-  // --- annealing ---
+  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
+  /// first a little slower.
+  void anneal(StepPoint& state, const Level& level) {
+    const double start = kTemperature * trace_.seconds();
+    const int count = scaled(level.is_hard ? kHardSwaps : level.is_round ? kSwaps : 0);
+    for (int i = 0; i < count; ++i) {
+      const double temperature = start * (1 - static_cast<double>(i) / count);
+      const std::vector<std::int32_t> flipped = draw_neighbours();
+      for (const std::int32_t id : flipped) flip(state.kept, id);
+      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
+      if (time_(state.kept) <= bound && accept(state, level.bytes)) continue;
+      for (const std::int32_t id : flipped) flip(state.kept, id);
+    }
+  }
+
+  /// Fewer swaps where each takes long.
+  int scaled(double swaps) const {
+    return static_cast<int>(swaps *
+                            std::min(1.0, kFullEffort / static_cast<double>(trace_.events.size())));
+  }
 
   double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
   /// A whole number below `count`.
   std::int64_t uniform(std::int64_t count) {
     return static_cast<std::int64_t>(uniform() * static_cast<double>(count));
-  }
-
-  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
-  /// first a little slower.
-  void anneal(State& state, std::int64_t limit) {
-    const bool is_hard = static_cast<double>(limit) < kHardLevel * plain_peak_;
-    const int count = is_hard ? kSwaps : kSwaps / 10;
-    const double start = kTemperature * trace_.seconds();
-    State best = state;
-    for (int i = 0; i < count && !candidates_.empty(); ++i) {
-      const double temperature = start * (1 - static_cast<double>(i) / count);
-      const std::vector<std::int32_t> flipped = draw_neighbours();
-      for (const std::int32_t id : flipped) flip(state.kept, id);
-      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
-      if (time_(state.kept) <= bound && accept(state, limit)) {
-        if (state.cost.seconds < best.cost.seconds) best = state;
-      } else {
-        for (const std::int32_t id : flipped) flip(state.kept, id);
-      }
-    }
-    state = std::move(best);
   }
 
   std::vector<std::int32_t> draw_neighbours() {
@@ -220,67 +238,13 @@ class KeepSearch {
     return drawn;
   }
 
-  // --- upwards ---
-
-  void go_up(const std::vector<std::int64_t>& levels) {
-    State state{keep_cuts(), {}};
-    evaluate(state.kept);
-    flatten(state.kept);
-    state.cost = evaluate(state.kept);
-    for (const std::int64_t level : levels)
-      if (state.cost.peak.count <= level) fill(state, level);
-  }
-
-  /// Keeps what alone connects the operations before it to those after it: the ends of layers.
-  KeptValues keep_cuts() const {
-    std::vector<std::int32_t> last_read(trace_.values.size(), StepTrace::kNone);
-    for (std::size_t i = 0; i < trace_.operations.size(); ++i)
-      for (const std::int32_t id : trace_.operations[i].reads)
-        last_read[at(id)] = static_cast<std::int32_t>(i);
-    KeptValues kept(trace_.values.size(), false);
-    std::vector<std::int32_t> crossing;
-    for (std::size_t i = 0; i < trace_.operations.size(); ++i) {
-      for (const std::int32_t id : trace_.operations[i].makes)
-        if (!trace_.values[at(id)].is_always_kept) crossing.push_back(id);
-      std::erase_if(crossing, [&](std::int32_t id) {
-        return last_read[at(id)] <= static_cast<std::int32_t>(i);
-      });
-      if (crossing.size() == 1) kept[at(crossing.front())] = true;
-    }
-    return kept;
-  }
-
-  /// Lowers the course of memory wherever it is high, not only where it is highest.
-  void flatten(KeptValues& kept) {
-    double height = height_of(kept);
-    bool is_better = true;
-    for (int pass = 0; is_better && pass < kMostPasses; ++pass) {
-      is_better = false;
-      for (const std::int32_t id : candidates_) {
-        flip(kept, id);
-        const double now = height_of(kept);
-        if (now < height * (1 - 1e-4))
-          height = now, is_better = true;
-        else
-          flip(kept, id);
-      }
-    }
-  }
-
-  /// A mean of the course with a high power, close to its peak.
-  double height_of(const KeptValues& kept) {
-    double sum = 0;
-    for (const Bytes& bytes : simulation_.timeline(kept))
-      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, 16);
-    return sum;
-  }
-
   const StepTrace& trace_;
   StepSimulation simulation_;
   RecomputeTime time_;
   std::vector<std::int32_t> candidates_;
   StepPoints points_;
   double plain_peak_ = 0;
+  std::vector<Bytes> course_;
   std::mt19937 random_{1};
 };
 

@@ -20,8 +20,6 @@ struct StepCost {
   Bytes peak;                         ///< the most bytes alive at once, above those before the step
   double seconds = 0;                 ///< of operations that backward runs again
   std::int64_t recomputed_count = 0;  ///< how many those are
-  double excess = 0;  ///< sum over the trace's events of the bytes above the limit: how far a plan
-                      ///< is from fitting
 };
 
 /// Runs a traced step on paper, with other values kept than when it was traced.
@@ -48,14 +46,24 @@ class StepSimulation {
 
   /// Returns what the step costs if the given values stay.
   ///
-  /// @param limit  for `StepCost::excess`
-  StepCost run(const KeptValues& kept, Bytes limit = {}) { return run(kept, limit, nullptr); }
-
-  /// Returns for each event of the trace the most bytes alive from the event before on.
-  std::vector<Bytes> timeline(const KeptValues& kept) {
-    std::vector<Bytes> peaks;
-    run(kept, {}, &peaks);
-    return peaks;
+  /// @param timeline  gets for each event of the trace the most bytes alive from the event before
+  /// on; may be null
+  StepCost run(const KeptValues& kept, std::vector<Bytes>* timeline = nullptr) {
+    std::fill(state_.begin(), state_.end(), State());
+    is_live_.assign(trace_.operations.size(), false);
+    live_ = peak_ = 0;
+    is_ended_ = false;
+    cost_ = StepCost();
+    if (timeline != nullptr) timeline->clear();
+    for (const StepTrace::Event& event : trace_.events) {
+      other_ = event.other;
+      const std::int64_t before = std::exchange(peak_, live_ + event.peak);
+      happen(event, kept);
+      if (timeline != nullptr) timeline->push_back({peak_});
+      peak_ = std::max(peak_, before);
+    }
+    cost_.peak = {peak_};
+    return cost_;
   }
 
  private:
@@ -74,24 +82,6 @@ class StepSimulation {
   const StepTrace::Operation& operation(std::int32_t id) const { return trace_.operations[at(id)]; }
   State& state(std::int32_t id) { return state_[at(id)]; }
   const StepTrace::Value& value(std::int32_t id) const { return trace_.values[at(id)]; }
-
-  StepCost run(const KeptValues& kept, Bytes limit, std::vector<Bytes>* timeline) {
-    std::fill(state_.begin(), state_.end(), State());
-    is_live_.assign(trace_.operations.size(), false);
-    live_ = peak_ = 0;
-    is_ended_ = false;
-    cost_ = StepCost();
-    for (const StepTrace::Event& event : trace_.events) {
-      other_ = event.other;
-      std::int64_t before = std::exchange(peak_, live_ + event.peak);
-      happen(event, kept);
-      cost_.excess += static_cast<double>(std::max<std::int64_t>(peak_ - limit.count, 0));
-      if (timeline != nullptr) timeline->push_back({peak_});
-      peak_ = std::max(peak_, before);
-    }
-    cost_.peak = {peak_};
-    return cost_;
-  }
 
   void happen(const StepTrace::Event& event, const KeptValues& kept) {
     switch (event.kind) {

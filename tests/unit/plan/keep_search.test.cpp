@@ -3,6 +3,7 @@
 
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_plan.hpp"
+#include "tests/support/random_trace.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -17,42 +18,7 @@ namespace {
 using remat::Bytes;
 using remat::StepTrace;
 
-/// A chain of operations, some of which read an earlier value too; autograd saves the results of
-/// most, and each backward operation asks for one and makes a gradient.
-StepTrace random_trace(std::uint32_t seed, int operation_count) {
-  std::mt19937 random(seed);
-  const auto draw = [&](std::uint32_t count) {
-    return static_cast<std::int32_t>(random() % count);
-  };
-  StepTrace trace;
-  trace.values.push_back({.bytes = 0});  // the input, from outside
-  std::vector<std::int32_t> saved;
-  const auto event = [&](StepTrace::Kind kind, std::int32_t id, std::int64_t other = 0) {
-    trace.events.push_back({kind, id, other, other});
-  };
-  for (std::int32_t i = 0; i < operation_count; ++i) {
-    StepTrace::Operation operation{"op", {i}, {i + 1}, 0, 1.0 + draw(9)};
-    if (i > 1 && draw(3) == 0) operation.reads.push_back(draw(static_cast<std::uint32_t>(i)));
-    const std::int64_t bytes = 100 * (1 + draw(9));
-    operation.peak = bytes + 10;
-    trace.values.push_back({.bytes = bytes, .producer = i});
-    trace.operations.push_back(operation);
-    event(StepTrace::Kind::ran, i);
-    if (i > 0) event(StepTrace::Kind::let_go, i);  // the user's code goes on with the result
-    if (draw(4) != 0) {
-      saved.push_back(i + 1);
-      event(StepTrace::Kind::saved, i + 1);
-    }
-  }
-  event(StepTrace::Kind::let_go, operation_count);
-  event(StepTrace::Kind::ended, StepTrace::kNone);
-  for (std::size_t i = saved.size(); i-- > 0;) {
-    event(StepTrace::Kind::asked, saved[i], 50);
-    event(StepTrace::Kind::released, saved[i], 120);
-  }
-  event(StepTrace::Kind::done, StepTrace::kNone);
-  return trace;
-}
+using random_traces::random_trace;
 
 /// Tries every set of kept values.
 double fastest_by_force(const StepTrace& trace, Bytes budget) {
@@ -139,6 +105,21 @@ TEST_CASE("less budget never gets more memory, and less memory never less time")
   for (std::size_t i = 1; i < list.size(); ++i) {
     CHECK(list[i - 1].cost.peak < list[i].cost.peak);
     CHECK(list[i - 1].cost.seconds > list[i].cost.seconds);
+  }
+}
+
+TEST_CASE("no plan is slower than a schedule by segments that needs as much memory") {
+  for (std::uint32_t seed = 0; seed < 10; ++seed) {
+    StepTrace trace = random_trace(seed, 60);
+    for (std::int32_t end = 5; end <= 60; end += 5) trace.layer_ends.push_back(end);
+    const std::vector<remat::NamedKeeps> schedules = remat::segment_keeps(trace);
+    REQUIRE(schedules.size() > 5);
+    const remat::StepPoints points = remat::KeepSearch(trace).run();
+    remat::StepSimulation simulation(trace);
+    for (const remat::NamedKeeps& schedule : schedules) {
+      const remat::StepCost cost = simulation.run(schedule.kept);
+      CHECK(points.fastest_within(cost.peak)->cost.seconds <= cost.seconds);
+    }
   }
 }
 
