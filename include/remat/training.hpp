@@ -3,6 +3,7 @@
 
 #include "remat/training/compare_memory.hpp"
 #include "remat/training/memory_report.hpp"
+#include "remat/training/memory_report_svg.hpp"
 #include "remat/training/plan.hpp"
 #include "remat/training/step_recorder.hpp"
 #include "remat/training/svg_chart.hpp"

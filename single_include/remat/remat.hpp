@@ -52,12 +52,20 @@
 //   remat/engine/plan_follower.hpp
 //   remat/nn/toggle.hpp
 //   remat/nn/model_state.hpp
+//   remat/plan/minimum_cut.hpp
+//   remat/plan/cheapest_keeps.hpp
+//   remat/plan/cut_points.hpp
 //   remat/plan/recompute_time.hpp
+//   remat/plan/chain_search.hpp
+//   remat/plan/price_walk.hpp
+//   remat/plan/plan.hpp
+//   remat/plan/simulate.hpp
+//   remat/plan/balance.hpp
+//   remat/plan/segment_keeps.hpp
 //   remat/plan/keep_search.hpp
 //   remat/nn/budgeted_run.hpp
 //   remat/backbones/backbone.hpp
 //   remat/detail/literal.hpp
-//   remat/plan/plan.hpp
 //   remat/policies/concepts.hpp
 //   remat/nn/concepts.hpp
 //   remat/nn/chain_layer.hpp
@@ -65,8 +73,6 @@
 //   remat/nn/holder.hpp
 //   remat/nn/unit_mark.hpp
 //   remat/nn/checkpointed.hpp
-//   remat/plan/simulate.hpp
-//   remat/plan/balance.hpp
 //   remat/nn/chain_plan.hpp
 //   remat/nn/chain_run.hpp
 //   remat/nn/chain.hpp
@@ -154,7 +160,6 @@
 //   remat/nn.hpp
 //   remat/plan/budget_text.hpp
 //   remat/plan/plan_fingerprint.hpp
-//   remat/plan/segment_keeps.hpp
 //   remat/plan.hpp
 //   remat/policies/every_nth.hpp
 //   remat/policies/keep_all.hpp
@@ -163,9 +168,10 @@
 //   remat/training/memory_report.hpp
 //   remat/training/step_recorder.hpp
 //   remat/training/compare_memory.hpp
-//   remat/training/plan.hpp
 //   remat/training/svg_elements.hpp
 //   remat/training/svg_chart.hpp
+//   remat/training/memory_report_svg.hpp
+//   remat/training/plan.hpp
 //   remat/training.hpp
 //   remat/version.hpp
 //   remat/detail/new_file.hpp
@@ -4510,8 +4516,6 @@ struct StepCost {
   Bytes peak;                         ///< the most bytes alive at once, above those before the step
   double seconds = 0;                 ///< of operations that backward runs again
   std::int64_t recomputed_count = 0;  ///< how many those are
-  double excess = 0;  ///< sum over the trace's events of the bytes above the limit: how far a plan
-                      ///< is from fitting
 };
 
 /// Runs a traced step on paper, with other values kept than when it was traced.
@@ -4538,14 +4542,24 @@ class StepSimulation {
 
   /// Returns what the step costs if the given values stay.
   ///
-  /// @param limit  for `StepCost::excess`
-  StepCost run(const KeptValues& kept, Bytes limit = {}) { return run(kept, limit, nullptr); }
-
-  /// Returns for each event of the trace the most bytes alive from the event before on.
-  std::vector<Bytes> timeline(const KeptValues& kept) {
-    std::vector<Bytes> peaks;
-    run(kept, {}, &peaks);
-    return peaks;
+  /// @param timeline  gets for each event of the trace the most bytes alive from the event before
+  /// on; may be null
+  StepCost run(const KeptValues& kept, std::vector<Bytes>* timeline = nullptr) {
+    std::fill(state_.begin(), state_.end(), State());
+    is_live_.assign(trace_.operations.size(), false);
+    live_ = peak_ = 0;
+    is_ended_ = false;
+    cost_ = StepCost();
+    if (timeline != nullptr) timeline->clear();
+    for (const StepTrace::Event& event : trace_.events) {
+      other_ = event.other;
+      const std::int64_t before = std::exchange(peak_, live_ + event.peak);
+      happen(event, kept);
+      if (timeline != nullptr) timeline->push_back({peak_});
+      peak_ = std::max(peak_, before);
+    }
+    cost_.peak = {peak_};
+    return cost_;
   }
 
  private:
@@ -4564,24 +4578,6 @@ class StepSimulation {
   const StepTrace::Operation& operation(std::int32_t id) const { return trace_.operations[at(id)]; }
   State& state(std::int32_t id) { return state_[at(id)]; }
   const StepTrace::Value& value(std::int32_t id) const { return trace_.values[at(id)]; }
-
-  StepCost run(const KeptValues& kept, Bytes limit, std::vector<Bytes>* timeline) {
-    std::fill(state_.begin(), state_.end(), State());
-    is_live_.assign(trace_.operations.size(), false);
-    live_ = peak_ = 0;
-    is_ended_ = false;
-    cost_ = StepCost();
-    for (const StepTrace::Event& event : trace_.events) {
-      other_ = event.other;
-      std::int64_t before = std::exchange(peak_, live_ + event.peak);
-      happen(event, kept);
-      cost_.excess += static_cast<double>(std::max<std::int64_t>(peak_ - limit.count, 0));
-      if (timeline != nullptr) timeline->push_back({peak_});
-      peak_ = std::max(peak_, before);
-    }
-    cost_.peak = {peak_};
-    return cost_;
-  }
 
   void happen(const StepTrace::Event& event, const KeptValues& kept) {
     switch (event.kind) {
@@ -5337,8 +5333,224 @@ class ModelState {
 
 }  // namespace remat::detail
 
-#include <queue>
 #include <random>
+
+namespace remat {
+
+/// A network of pipes between a source and a sink, and the cheapest set of pipes that separates
+/// them.
+///
+/// @par Source  Dinic 1970: blocking flows over levels of breadth-first search
+class MinimumCut {
+ public:
+  static constexpr std::int64_t kUncuttable = std::numeric_limits<std::int64_t>::max() / 4;
+
+  /// Nodes have the numbers 0 to `node_count` - 1, besides the source and the sink.
+  explicit MinimumCut(std::size_t node_count)
+      : outgoing_(node_count + 2), source_(node_count), sink_(node_count + 1) {}
+
+  std::size_t source() const { return source_; }
+  std::size_t sink() const { return sink_; }
+
+  /// Adds a pipe that costs `cost` to cut; at `kUncuttable` it never is.
+  void add(std::size_t from, std::size_t to, std::int64_t cost) {
+    outgoing_[from].push_back(pipes_.size());
+    pipes_.push_back({to, cost});
+    outgoing_[to].push_back(pipes_.size());
+    pipes_.push_back({from, 0});
+  }
+
+  /// Finds the cut; afterwards `is_on_source_side` answers.
+  void find() {
+    while (measure_levels()) {
+      next_.assign(outgoing_.size(), 0);
+      while (push(source_, kUncuttable) > 0) {
+      }
+    }
+  }
+
+  bool is_on_source_side(std::size_t node) const { return level_[node] >= 0; }
+
+ private:
+  struct Pipe {
+    std::size_t to = 0;
+    std::int64_t room = 0;
+  };
+
+  bool measure_levels() {
+    level_.assign(outgoing_.size(), -1);
+    level_[source_] = 0;
+    queue_.assign(1, source_);
+    for (std::size_t i = 0; i < queue_.size(); ++i)
+      for (const std::size_t index : outgoing_[queue_[i]]) {
+        const Pipe& pipe = pipes_[index];
+        if (pipe.room == 0 || level_[pipe.to] >= 0) continue;
+        level_[pipe.to] = level_[queue_[i]] + 1;
+        queue_.push_back(pipe.to);
+      }
+    return level_[sink_] >= 0;
+  }
+
+  /// Pushes flow along one path of rising levels; returns how much.
+  std::int64_t push(std::size_t node, std::int64_t most) {
+    if (node == sink_) return most;
+    for (std::size_t& i = next_[node]; i < outgoing_[node].size(); ++i) {
+      const std::size_t index = outgoing_[node][i];
+      const Pipe pipe = pipes_[index];
+      if (pipe.room == 0 || level_[pipe.to] != level_[node] + 1) continue;
+      const std::int64_t pushed = push(pipe.to, std::min(most, pipe.room));
+      if (pushed == 0) continue;
+      pipes_[index].room -= pushed;
+      pipes_[index ^ 1].room += pushed;  // pipes are added in pairs
+      return pushed;
+    }
+    return 0;
+  }
+
+  std::vector<Pipe> pipes_;
+  std::vector<std::vector<std::size_t>> outgoing_;
+  std::size_t source_, sink_;
+  std::vector<int> level_;
+  std::vector<std::size_t> queue_, next_;
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// The operations of a trace from `first` up to, and without, `last`.
+struct OperationRange {
+  std::size_t first = 0, last = 0;
+};
+
+/// Decides between keeping and recomputing, exactly, where keeping has a price.
+///
+/// What backward needs must be kept or recomputed, and what a recomputed operation reads must be
+/// so in turn. Which choice is the cheapest, prices and seconds together, is a minimum cut: between
+/// a value and its operation runs a pipe at the price of the value, from the operation to the sink
+/// one at its time, and to what it reads pipes that cannot be cut.
+///
+/// @par Source  the cut is that of the partitioner of PyTorch's AOTAutograd, which minimises bytes;
+/// here bytes have prices, so that a search over prices obeys a budget
+/// @par Threads  any; it refers to the trace
+class CheapestKeeps {
+ public:
+  explicit CheapestKeeps(const StepTrace& trace)
+      : trace_(trace), saved_(trace.saved_counts()), can_keep_(trace.keepable_values()) {
+    unit_ = trace.seconds() > 0 ? 1e12 / trace.seconds() : 0;
+  }
+
+  /// Returns the values to keep among those that the operations make, in order.
+  ///
+  /// @param price  seconds, by the value's number; what was made before the range is there for free
+  template <class Price>
+  std::vector<std::int32_t> operator()(OperationRange range, const Price& price) const {
+    const std::size_t operation_count = range.last - range.first;
+    std::vector<std::int32_t> made;
+    for (std::size_t i = range.first; i < range.last; ++i)
+      for (const std::int32_t id : trace_.operations[i].makes)
+        if (!value(id).is_always_kept) made.push_back(id);
+    std::ranges::sort(made);
+    // Nodes: the operations, then the values.
+    const auto node_of = [&](std::int32_t id) -> std::size_t {
+      const auto found = std::ranges::lower_bound(made, id);
+      const bool is_made = found != made.end() && *found == id;
+      return is_made ? operation_count + static_cast<std::size_t>(found - made.begin()) : kNoNode;
+    };
+    MinimumCut cut(operation_count + made.size());
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      const std::int32_t id = made[i];
+      const std::size_t node = operation_count + i;
+      if (saved_[at(id)] > 0) cut.add(cut.source(), node, MinimumCut::kUncuttable);
+      cut.add(node, at(value(id).producer) - range.first,
+              can_keep_[at(id)] ? cost_of(price(id)) + kKeepAtATie : MinimumCut::kUncuttable);
+    }
+    for (std::size_t i = 0; i < operation_count; ++i) {
+      const StepTrace::Operation& operation = trace_.operations[range.first + i];
+      cut.add(i, cut.sink(), cost_of(operation.seconds) + kRunAtATie);
+      for (const std::int32_t id : operation.reads)
+        if (const std::size_t node = node_of(id); node != kNoNode)
+          cut.add(i, node, MinimumCut::kUncuttable);
+    }
+    cut.find();
+    std::vector<std::int32_t> kept;
+    for (std::size_t i = 0; i < made.size(); ++i)
+      if (cut.is_on_source_side(operation_count + i) &&
+          !cut.is_on_source_side(at(value(made[i]).producer) - range.first))
+        kept.push_back(made[i]);
+    return kept;
+  }
+
+ private:
+  static constexpr auto kNoNode = static_cast<std::size_t>(-1);
+  // A value is neither kept nor recomputed for nothing.
+  static constexpr std::int64_t kKeepAtATie = 2, kRunAtATie = 1;
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+  const StepTrace::Value& value(std::int32_t id) const { return trace_.values[at(id)]; }
+
+  /// Whole numbers, so that the cut is exact: forward's time is 10^12.
+  std::int64_t cost_of(double seconds) const {
+    return std::llround(std::min(std::max(seconds, 0.0) * unit_, 1e17));
+  }
+
+  const StepTrace& trace_;
+  std::vector<std::int32_t> saved_;
+  std::vector<bool> can_keep_;
+  double unit_ = 0;
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// A value that alone connects the operations up to its own to those after it: the end of a layer.
+struct CutPoint {
+  std::size_t operation = 0;  ///< the last one before the cut
+  std::int32_t value = StepTrace::kNone;
+};
+
+/// Returns all cut points whose value can be kept, in order of forward.
+inline std::vector<CutPoint> cut_points(const StepTrace& trace) {
+  const std::vector<bool> can_keep = trace.keepable_values();
+  std::vector<std::size_t> last_read(trace.values.size(), 0);
+  for (std::size_t i = 0; i < trace.operations.size(); ++i)
+    for (const std::int32_t id : trace.operations[i].reads)
+      last_read[static_cast<std::size_t>(id)] = i;
+  std::vector<CutPoint> points;
+  std::vector<std::int32_t> crossing;
+  for (std::size_t i = 0; i < trace.operations.size(); ++i) {
+    for (const std::int32_t id : trace.operations[i].makes) {
+      const StepTrace::Value& made = trace.values[static_cast<std::size_t>(id)];
+      if (!made.is_always_kept && made.bytes > 0) crossing.push_back(id);
+    }
+    std::erase_if(crossing,
+                  [&](std::int32_t id) { return last_read[static_cast<std::size_t>(id)] <= i; });
+    if (crossing.size() == 1 && can_keep[static_cast<std::size_t>(crossing.front())])
+      points.push_back({i, crossing.front()});
+  }
+  return points;
+}
+
+/// Returns at most about `most` of the points, evenly spread, of neighbours the smallest.
+inline std::vector<CutPoint> thin_out(const std::vector<CutPoint>& points, const StepTrace& trace,
+                                      std::size_t most) {
+  const std::size_t window = (trace.operations.size() + most - 1) / most;
+  const auto bytes = [&](const CutPoint& point) {
+    return trace.values[static_cast<std::size_t>(point.value)].bytes;
+  };
+  std::vector<CutPoint> chosen;
+  for (std::size_t i = 0; i < points.size();) {
+    std::size_t end = i, best = i;
+    for (; end < points.size() && points[end].operation < points[i].operation + window; ++end)
+      if (bytes(points[end]) <= bytes(points[best])) best = end;
+    chosen.push_back(points[best]);
+    i = end;
+  }
+  return chosen;
+}
+
+}  // namespace remat
 
 namespace remat {
 
@@ -5386,21 +5598,823 @@ class RecomputeTime {
 
 namespace remat {
 
+/// Finds what to keep in a chain of layers by dynamic programming.
+///
+/// The chain is cut at some of its cut points, whose values stay; between two of them lies a
+/// segment. For each segment, a few sets of values to keep are tried, those that are the cheapest
+/// at a range of prices. Each has bytes that it keeps until its backward part, seconds, and a peak
+/// while that part runs. What was kept before a segment and its own peak must fit together; within
+/// that, the program minimises seconds.
+///
+/// @par Source  the recurrence over a chain is that of rotor (Beaumont et al. 2019, "Optimal
+/// checkpointing for heterogeneous chains"), with more to choose from in a segment
+/// @par Threads  one object per thread; it refers to the trace and the simulation
+class ChainSearch {
+ public:
+  /// Tries the sets of each segment: some hundred simulations.
+  ChainSearch(const StepTrace& trace, StepSimulation& simulation)
+      : trace_(trace),
+        simulation_(simulation),
+        can_keep_(trace.keepable_values()),
+        saved_(trace.saved_counts()),
+        time_(trace),
+        cheapest_(trace) {
+    for (const CutPoint& point : thin_out(cut_points(trace), trace, kMostCuts))
+      ends_.push_back({point.operation + 1, point.value});
+    if (ends_.empty() || ends_.back().operation < trace.operations.size())
+      ends_.push_back({trace.operations.size(), StepTrace::kNone});
+    find_windows();
+    const KeptValues plain = keep_saved(0);
+    plain_peak_ = static_cast<double>(simulation_.run(plain).peak.count);
+    plain_seconds_ = time_(plain);
+    segments_.resize(ends_.size());
+    for (std::size_t from = 0; from < ends_.size(); ++from)
+      for (std::size_t to = from; to < std::min(ends_.size(), from + kLongest); ++to)
+        segments_[from].push_back(try_segment(from, to));
+  }
+
+  /// Returns the set that needs the least time within `limit` bytes; empty if there is none.
+  ///
+  /// The bytes of a segment are counted alone: the true peak may be a little higher.
+  KeptValues run(std::int64_t limit) const {
+    std::vector<std::vector<Cell>> table(ends_.size() + 1, std::vector<Cell>(kCells + 1));
+    table[0][0].seconds = 0;
+    const double cell_bytes = static_cast<double>(std::max<std::int64_t>(limit, 1)) / kCells;
+    for (std::size_t from = 0; from < ends_.size(); ++from)
+      for (std::size_t row = 0; row <= kCells; ++row) {
+        const Cell cell = table[from][row];
+        if (cell.seconds == kNever) continue;
+        for (std::size_t length = 0; length < segments_[from].size(); ++length)
+          for (const Choice& choice : segments_[from][length]) {
+            if (cell.bytes + std::max(choice.peak, choice.bytes) > limit) continue;
+            const std::int64_t bytes = cell.bytes + choice.bytes;
+            const auto next_row = static_cast<std::size_t>(static_cast<double>(bytes) / cell_bytes);
+            Cell& next = table[from + length + 1][std::min<std::size_t>(next_row, kCells)];
+            const double seconds = cell.seconds + choice.seconds;
+            if (seconds < next.seconds) next = {seconds, bytes, from, row, &choice};
+          }
+      }
+    return trace_back(table);
+  }
+
+ private:
+  struct End {
+    std::size_t operation = 0;  // the first after the segment
+    std::int32_t value = StepTrace::kNone;
+  };
+  struct Choice {
+    std::vector<std::int32_t> kept;
+    std::int64_t bytes = 0, peak = 0;  // the peak without what is kept before the segment
+    double seconds = 0;
+  };
+  struct Cell {
+    double seconds = kNever;
+    std::int64_t bytes = 0;  // kept so far
+    std::size_t from = 0, row = 0;
+    const Choice* choice = nullptr;
+  };
+  struct Window {
+    std::size_t first = 0, last = 0;  // events, the last one excluded
+  };
+
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  static constexpr std::size_t kMostCuts = 48, kLongest = 4, kCells = 400;
+  static constexpr int kPrices = 14;
+  static constexpr double kLeastPrice = 0.02, kPriceStep = 1.7;  // forward's times for plain's peak
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+  /// In which events each operation runs, and in which ones of backward each value plays a part.
+  void find_windows() {
+    ran_.assign(trace_.operations.size() + 1, trace_.events.size());
+    used_.assign(trace_.values.size(), {trace_.events.size(), 0});
+    bool is_backward = false;
+    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+      const StepTrace::Event& event = trace_.events[i];
+      if (event.kind == StepTrace::Kind::ran) ran_[at(event.id)] = i;
+      if (event.kind == StepTrace::Kind::ended) ran_.back() = i, is_backward = true;
+      const bool is_use =
+          event.kind == StepTrace::Kind::asked || event.kind == StepTrace::Kind::released;
+      if (!is_backward || !is_use) continue;
+      used_[at(event.id)] = {std::min(used_[at(event.id)].first, i), i + 1};
+    }
+  }
+
+  /// What plain keeps of the operations from `first` on.
+  KeptValues keep_saved(std::size_t first) const {
+    KeptValues kept(trace_.values.size(), false);
+    for (std::size_t id = 0; id < kept.size(); ++id)
+      kept[id] = can_keep_[id] && saved_[id] > 0 && at(trace_.values[id].producer) >= first;
+    return kept;
+  }
+
+  std::vector<Choice> try_segment(std::size_t from, std::size_t to) {
+    const OperationRange range{from == 0 ? 0 : ends_[from - 1].operation, ends_[to].operation};
+    std::vector<Choice> choices;
+    std::set<std::vector<std::int32_t>> known;
+    double price = 0;
+    for (int i = 0; i < kPrices; ++i) {
+      std::vector<std::int32_t> kept = cheapest_(range, [&](std::int32_t id) {
+        return id == ends_[to].value
+                   ? 0.0
+                   : price * trace_.seconds() * static_cast<double>(trace_.values[at(id)].bytes) /
+                         plain_peak_;
+      });
+      price = i == 0 ? kLeastPrice : price * kPriceStep;
+      if (known.insert(kept).second) choices.push_back(weigh(std::move(kept), from, to, range));
+    }
+    return choices;
+  }
+
+  Choice weigh(std::vector<std::int32_t> kept, std::size_t from, std::size_t to,
+               OperationRange range) {
+    const std::int32_t start = from == 0 ? StepTrace::kNone : ends_[from - 1].value;
+    if (ends_[to].value != StepTrace::kNone) kept.push_back(ends_[to].value);
+    std::ranges::sort(kept);
+    kept.erase(std::ranges::unique(kept).begin(), kept.end());
+
+    KeptValues alone = keep_saved(range.last), others = keep_saved(0);
+    for (std::size_t i = range.first; i < range.last; ++i)
+      for (const std::int32_t id : trace_.operations[i].makes) others[at(id)] = false;
+    if (start != StepTrace::kNone) alone[at(start)] = others[at(start)] = true;
+    Choice choice;
+    for (const std::int32_t id : kept) {
+      alone[at(id)] = others[at(id)] = true;
+      choice.bytes += trace_.values[at(id)].bytes;
+    }
+    choice.kept = std::move(kept);
+    choice.seconds = time_(others) - plain_seconds_;
+    simulation_.run(alone, &course_);
+    const Window forward{ran_[range.first], std::min(ran_[range.last] + 1, course_.size())};
+    choice.peak = std::max(peak_in(forward), peak_in(backward_of(range)));
+    if (start != StepTrace::kNone) choice.peak -= trace_.values[at(start)].bytes;
+    return choice;
+  }
+
+  Window backward_of(OperationRange range) const {
+    Window window{trace_.events.size(), 0};
+    for (std::size_t i = range.first; i < range.last; ++i)
+      for (const std::int32_t id : trace_.operations[i].makes) {
+        window.first = std::min(window.first, used_[at(id)].first);
+        window.last = std::max(window.last, used_[at(id)].last);
+      }
+    return window;
+  }
+
+  std::int64_t peak_in(Window window) const {
+    std::int64_t peak = 0;
+    for (std::size_t i = window.first; i < window.last; ++i)
+      peak = std::max(peak, course_[i].count);
+    return peak;
+  }
+
+  KeptValues trace_back(const std::vector<std::vector<Cell>>& table) const {
+    const auto last = std::ranges::min_element(table.back(), {}, &Cell::seconds);
+    if (last->seconds == kNever) return {};
+    KeptValues kept(trace_.values.size(), false);
+    for (const Cell* cell = &*last; cell->choice != nullptr; cell = &table[cell->from][cell->row])
+      for (const std::int32_t id : cell->choice->kept) kept[at(id)] = true;
+    return kept;
+  }
+
+  const StepTrace& trace_;
+  StepSimulation& simulation_;
+  std::vector<bool> can_keep_;
+  std::vector<std::int32_t> saved_;
+  RecomputeTime time_;
+  CheapestKeeps cheapest_;
+  std::vector<End> ends_;
+  std::vector<std::size_t> ran_;
+  std::vector<Window> used_;
+  std::vector<std::vector<std::vector<Choice>>> segments_;  // by start and length
+  std::vector<Bytes> course_;
+  double plain_peak_ = 0, plain_seconds_ = 0;
+};
+
+}  // namespace remat
+
+namespace remat {
+
+/// Finds what to keep by letting memory cost something where it is short.
+///
+/// Every event of the step has a price per byte. A set that is the cheapest at these prices is
+/// simulated; where it needs more than the limit the prices rise, where it needs less they fall.
+/// Good where most values stay: what a recompute needs besides has no price.
+///
+/// @par Source  Lagrangian relaxation with subgradient steps, textbook
+/// @par Threads  one object per thread; it refers to the trace and the simulation
+class PriceWalk {
+ public:
+  PriceWalk(const StepTrace& trace, StepSimulation& simulation, Bytes plain_peak)
+      : trace_(trace),
+        simulation_(simulation),
+        cheapest_(trace),
+        plain_peak_(static_cast<double>(plain_peak.count)),
+        prices_(trace.events.size(), 0) {
+    find_spans();
+  }
+
+  /// Returns the next set that is tried on the way to `limit` bytes, and its cost.
+  StepPoint step(std::int64_t limit) {
+    std::vector<double> sums(prices_.size() + 1, 0);
+    for (std::size_t i = 0; i < prices_.size(); ++i) sums[i + 1] = sums[i] + prices_[i];
+    const double unit = trace_.seconds() / plain_peak_;
+    const auto price = [&](std::int32_t id) {
+      const auto [first, last] = spans_[at(id)];
+      const double sum = last > first ? sums[last] - sums[first] : 0;
+      return sum * unit * static_cast<double>(trace_.values[at(id)].bytes);
+    };
+    KeptValues kept(trace_.values.size(), false);
+    for (const std::int32_t id : cheapest_({0, trace_.operations.size()}, price))
+      kept[at(id)] = true;
+    const StepCost cost = simulation_.run(kept, &course_);
+    for (std::size_t i = 0; i < prices_.size(); ++i) {
+      const double excess = static_cast<double>(course_[i].count - limit) / plain_peak_;
+      prices_[i] = std::max(0.0, prices_[i] + kStep * excess);
+    }
+    return {std::move(kept), cost};
+  }
+
+ private:
+  static constexpr double kStep = 0.01;  // forward's times
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+  /// Finds for each value the events through which it lives only because it is kept.
+  void find_spans() {
+    const std::size_t count = trace_.values.size();
+    std::vector<std::size_t> asked(count, 0), until(count, 0);
+    spans_.assign(count, {0, 0});
+    bool is_backward = false;
+    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+      const StepTrace::Event& event = trace_.events[i];
+      is_backward = is_backward || event.kind == StepTrace::Kind::ended;
+      if (event.kind == StepTrace::Kind::let_go) spans_[at(event.id)].first = i;
+      if (is_backward && event.kind == StepTrace::Kind::asked && asked[at(event.id)] == 0)
+        asked[at(event.id)] = i;
+      if (is_backward && event.kind == StepTrace::Kind::released) until[at(event.id)] = i;
+    }
+    // Whoever reads a value to recompute another one does so when that one is asked for.
+    for (std::size_t i = trace_.operations.size(); i-- > 0;)
+      for (const std::int32_t made : trace_.operations[i].makes)
+        for (const std::int32_t read : trace_.operations[i].reads)
+          until[at(read)] =
+              std::max(until[at(read)], asked[at(made)] > 0 ? asked[at(made)] : until[at(made)]);
+    for (std::size_t id = 0; id < count; ++id) spans_[id].second = until[id];
+  }
+
+  const StepTrace& trace_;
+  StepSimulation& simulation_;
+  CheapestKeeps cheapest_;
+  double plain_peak_;
+  std::vector<double> prices_;  // of a byte at each event, in forward's times for plain's peak
+  std::vector<Bytes> course_;
+  std::vector<std::pair<std::size_t, std::size_t>> spans_;
+};
+
+}  // namespace remat
+
+#include <queue>
+
+#include <span>
+
+namespace remat {
+
+/// A run of units, `[first, last)`, that is recomputed as one, or kept.
+struct Segment {
+  std::size_t first = 0;
+  std::size_t last = 0;
+  bool is_checkpointed = true;
+
+  /// Returns the number of units in it.
+  std::size_t unit_count() const { return last - first; }
+  friend bool operator==(const Segment&, const Segment&) = default;
+};
+
+/// Says how the units of a chain are grouped into segments, and which of them are checkpointed.
+///
+/// A value: it prints, for example as `[0,1) checkpoint | [1,8) plain`, and compares. The segments
+/// follow each other without a gap, from unit 0 on, and none is empty; a plan for no units has
+/// none.
+class Plan {
+ public:
+  Plan() = default;
+
+  /// @throws ArgumentError  if a segment is empty or does not begin where the one before it ends
+  explicit Plan(std::vector<Segment> segments) : segments_(std::move(segments)) {
+    std::size_t expected = 0;
+    for (std::size_t index = 0; index < segments_.size(); ++index) {
+      const Segment& segment = segments_[index];
+      require(segment.first == expected && segment.last > segment.first, [&] {
+        return ErrorMessage("remat.plan.segments")
+            .where("remat::Plan")
+            .what("segment " + std::to_string(index) + " is " + range(segment) +
+                  " where one that begins at unit " + std::to_string(expected) +
+                  " and has at least one unit was expected")
+            .cure("Give segments that follow each other without a gap, the first from unit 0");
+      });
+      expected = segment.last;
+    }
+  }
+
+  /// Makes a plan of checkpointed segments with these numbers of units.
+  static Plan from_sizes(std::span<const std::size_t> sizes) {
+    std::vector<Segment> segments;
+    std::size_t first = 0;
+    for (const std::size_t size : sizes) {
+      segments.push_back({first, first + size, true});
+      first += size;
+    }
+    return Plan(std::move(segments));
+  }
+  /// As above, for a list that is written out.
+  static Plan from_sizes(std::initializer_list<std::size_t> sizes) {
+    return from_sizes(std::span(sizes.begin(), sizes.size()));
+  }
+
+  /// Makes a plan of `segment_count` checkpointed segments, as equal in number of units as can be.
+  ///
+  /// More segments than units means one segment per unit.
+  static Plan from_count(std::size_t unit_count, std::size_t segment_count) {
+    segment_count = std::min(segment_count, unit_count);
+    std::vector<std::size_t> sizes;
+    for (std::size_t index = 0; index < segment_count; ++index)
+      sizes.push_back(unit_count / segment_count + (index < unit_count % segment_count ? 1 : 0));
+    return from_sizes(sizes);
+  }
+
+  /// Makes a plan that checkpoints nothing: one plain segment.
+  static Plan keep_all(std::size_t unit_count) {
+    return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
+  }
+
+  /// Returns the segments in the order of the units.
+  const std::vector<Segment>& segments() const& { return segments_; }
+  /// By value, so that a loop over the segments of a temporary plan is right.
+  std::vector<Segment> segments() && { return std::move(segments_); }
+  /// Returns the number of segments, plain ones included.
+  std::size_t segment_count() const { return segments_.size(); }
+  /// Returns the number of units in all segments.
+  std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
+  /// Returns the number of segments that are recomputed.
+  std::size_t checkpointed_count() const {
+    return static_cast<std::size_t>(std::ranges::count_if(segments_, &Segment::is_checkpointed));
+  }
+
+  /// Returns this plan with the given units plain; a segment around such a unit is split there.
+  Plan with_plain_units(std::span<const std::size_t> units) const {
+    std::vector<Segment> segments;
+    for (const Segment& segment : segments_) {
+      std::size_t begin = segment.first;
+      for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
+        if (!segment.is_checkpointed || std::ranges::find(units, unit) == units.end()) continue;
+        if (unit > begin) segments.push_back({begin, unit, true});
+        segments.push_back({unit, unit + 1, false});
+        begin = unit + 1;
+      }
+      if (begin < segment.last) segments.push_back({begin, segment.last, segment.is_checkpointed});
+    }
+    return Plan(std::move(segments));
+  }
+
+  /// Returns this plan with its last segment plain.
+  Plan with_last_plain() const {
+    Plan plan = *this;
+    if (!plan.segments_.empty()) plan.segments_.back().is_checkpointed = false;
+    return plan;
+  }
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+
+  /// Writes the plan as `[0,1) checkpoint | [1,8) plain`.
+  friend std::string to_string(const Plan& plan) {
+    std::string text;
+    for (const Segment& segment : plan.segments_)
+      text += (text.empty() ? "" : " | ") + range(segment) +
+              (segment.is_checkpointed ? " checkpoint" : " plain");
+    return text.empty() ? "no units" : text;
+  }
+  friend std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
+    return stream << to_string(plan);
+  }
+
+ private:
+  static std::string range(const Segment& segment) {
+    return "[" + std::to_string(segment.first) + "," + std::to_string(segment.last) + ")";
+  }
+
+  std::vector<Segment> segments_;
+};
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+inline void require_cost_per_unit(const Plan& plan, std::span<const UnitCost> costs,
+                                  std::string_view where) {
+  require(plan.unit_count() == costs.size(), [&] {
+    return ErrorMessage("remat.plan.costs")
+        .where(where)
+        .what("the plan has " + std::to_string(plan.unit_count()) +
+              " units and there are costs of " + std::to_string(costs.size()))
+        .cure("Give one cost per unit");
+  });
+}
+
+/// Gradients pass a segment in pairs: that of a result while that of an input is made.
+inline constexpr std::int64_t kGradientsAlive = 2;
+
+}  // namespace detail
+
+/// Returns the bytes that backward holds at its fullest moment, on paper.
+///
+/// While a segment is in backward these are alive: the tensors at the segments' borders up to it,
+/// what plain segments before it saved, what it saved itself (recomputed, or kept if it is plain),
+/// and gradients, counted as twice the largest result in it. Not counted: the chain's input and
+/// result, parameters, and what a kernel takes for its own work.
+///
+/// @throws ArgumentError  if there is not one cost per unit
+inline Bytes predicted_peak(const Plan& plan, std::span<const UnitCost> costs) {
+  detail::require_cost_per_unit(plan, costs, "remat::predicted_peak");
+  Bytes alive;
+  Bytes held;  // by a keep policy, in the units so far: later ones have let go of theirs
+  Bytes peak;
+  bool is_border_kept = false;  // between two plain segments nothing is kept beyond what they saved
+  for (const Segment& segment : plan.segments()) {
+    if (segment.first > 0 && (is_border_kept || segment.is_checkpointed))
+      alive += costs[segment.first - 1].output;
+    Bytes saved;
+    Bytes largest_output;
+    for (const UnitCost& cost : costs.subspan(segment.first, segment.unit_count())) {
+      saved += cost.saved;
+      held += cost.kept;
+      largest_output = std::max(largest_output, cost.output);
+    }
+    peak = std::max(peak, alive + held + saved + detail::kGradientsAlive * largest_output);
+    if (!segment.is_checkpointed) alive += saved;
+    is_border_kept = segment.is_checkpointed;
+  }
+  return peak;
+}
+
+/// Returns the bytes that backward computes again, a measure of a plan's extra time.
+///
+/// @throws ArgumentError  if there is not one cost per unit
+inline Bytes recomputed_bytes(const Plan& plan, std::span<const UnitCost> costs) {
+  detail::require_cost_per_unit(plan, costs, "remat::recomputed_bytes");
+  Bytes recomputed;
+  for (const Segment& segment : plan.segments()) {
+    if (!segment.is_checkpointed) continue;
+    for (const UnitCost& cost : costs.subspan(segment.first, segment.unit_count()))
+      recomputed += cost.saved;
+  }
+  return recomputed;
+}
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+/// Finds borders so that the predicted peak of a fixed number of segments is least.
+///
+/// For a given limit on the peak, less kept before a unit is always better, so one number per
+/// (segment count, unit) describes the best choice, and the least limit that can be met is found by
+/// bisection over whole bytes. Exact, in O(segments * units * log units) per limit; no set of
+/// alternatives is carried along.
+class Balancer {
+ public:
+  Balancer(const std::vector<UnitCost>& costs, std::size_t segment_count)
+      : costs_(costs),
+        segment_count_(segment_count),
+        saved_before_(costs.size() + 1, 0),
+        held_before_(costs.size() + 1, 0) {
+    for (std::size_t unit = 0; unit < costs.size(); ++unit) {
+      saved_before_[unit + 1] = saved_before_[unit] + costs[unit].saved.count;
+      held_before_[unit + 1] = held_before_[unit] + costs[unit].kept.count;
+    }
+    largest_.push_back({});
+    for (const UnitCost& cost : costs) largest_[0].push_back(cost.output.count);
+    for (std::size_t width = 1; 2 * width <= costs.size(); width *= 2) {
+      const auto& half = largest_.back();
+      std::vector<std::int64_t> level;
+      for (std::size_t unit = 0; unit + width < half.size(); ++unit)
+        level.push_back(std::max(half[unit], half[unit + width]));
+      largest_.push_back(std::move(level));
+    }
+  }
+
+  Plan plan() {
+    std::int64_t met =
+        predicted_peak(Plan::from_count(costs_.size(), segment_count_), costs_).count;
+    std::int64_t missed = -1;
+    // For chains of a thousand units and more the last per mille of the peak is not worth its time.
+    const bool is_exact = costs_.size() * segment_count_ <= kExactUpTo;
+    while (met - missed > (is_exact ? 1 : std::max<std::int64_t>(1, met / 1024))) {
+      const std::int64_t limit = missed + (met - missed) / 2;
+      (is_within(limit) ? met : missed) = limit;
+    }
+    is_within(met);
+    return trace(met);
+  }
+
+ private:
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+  static constexpr std::size_t kExactUpTo = 100'000;
+
+  std::int64_t largest_output(std::size_t first, std::size_t last) const {
+    std::size_t level = 0;
+    while (std::size_t{2} << level <= last - first) ++level;
+    return std::max(largest_[level][first], largest_[level][last - (std::size_t{1} << level)]);
+  }
+
+  /// Bytes of a segment's own backward, and what a keep policy holds up to there.
+  std::int64_t work(std::size_t first, std::size_t last) const {
+    return held_before_[last] + saved_before_[last] - saved_before_[first] +
+           kGradientsAlive * largest_output(first, last);
+  }
+
+  std::int64_t border(std::size_t first) const {
+    return first == 0 ? 0 : costs_[first - 1].output.count;
+  }
+
+  /// Returns the end of the longest segment from `first` that stays within the limit, `first` if
+  /// none does.
+  std::size_t reach(std::size_t first, std::int64_t kept, std::int64_t limit) const {
+    std::size_t low = first;
+    std::size_t high = costs_.size();
+    while (low < high) {
+      const std::size_t middle = low + (high - low + 1) / 2;
+      if (kept + work(first, middle) <= limit)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return low;
+  }
+
+  /// Fills `kept_[k][last]`, the least bytes kept at borders when k segments within the limit end
+  /// at `last`.
+  bool is_within(std::int64_t limit) {
+    const std::size_t unit_count = costs_.size();
+    kept_.assign(segment_count_ + 1, std::vector<std::int64_t>(unit_count + 1, kNever));
+    begin_.assign(segment_count_ + 1, std::vector<std::size_t>(unit_count + 1, 0));
+    kept_[0][0] = 0;
+    struct Start {
+      std::int64_t kept;
+      std::size_t first, reach;
+      bool operator>(const Start& other) const { return kept > other.kept; }
+    };
+    for (std::size_t k = 1; k <= segment_count_; ++k) {
+      std::priority_queue<Start, std::vector<Start>, std::greater<>> starts;
+      for (std::size_t last = k; last <= unit_count; ++last) {
+        const std::size_t first = last - 1;
+        if (kept_[k - 1][first] != kNever) {
+          const std::int64_t kept = kept_[k - 1][first] + border(first);
+          starts.push({kept, first, reach(first, kept, limit)});
+        }
+        while (!starts.empty() && starts.top().reach < last) starts.pop();
+        if (starts.empty()) continue;
+        kept_[k][last] = starts.top().kept;
+        begin_[k][last] = starts.top().first;
+      }
+    }
+    return kept_[segment_count_][unit_count] != kNever;
+  }
+
+  /// Reads the borders back; the last segment, which a pattern may leave plain, is the one with
+  /// most saved bytes.
+  Plan trace(std::int64_t limit) const {
+    const std::size_t unit_count = costs_.size();
+    std::vector<std::size_t> borders = {unit_count};
+    std::size_t first = segment_count_ - 1;
+    while (kept_[segment_count_ - 1][first] == kNever ||
+           kept_[segment_count_ - 1][first] + border(first) + work(first, unit_count) > limit)
+      ++first;
+    for (std::size_t k = segment_count_ - 1; k > 0; --k) {
+      borders.push_back(first);
+      first = begin_[k][first];
+    }
+    std::vector<std::size_t> sizes;
+    std::size_t begin = 0;
+    for (std::size_t index = borders.size(); index-- > 0; begin = borders[index])
+      sizes.push_back(borders[index] - begin);
+    return Plan::from_sizes(sizes);
+  }
+
+  const std::vector<UnitCost>& costs_;
+  std::size_t segment_count_;
+  std::vector<std::int64_t> saved_before_;  // units + 1
+  std::vector<std::int64_t> held_before_;   // units + 1
+  std::vector<std::vector<std::int64_t>>
+      largest_;  // per power of two: the largest output from a unit on
+  std::vector<std::vector<std::int64_t>> kept_;  // (segments + 1, units + 1)
+  std::vector<std::vector<std::size_t>> begin_;  // (segments + 1, units + 1)
+};
+
+}  // namespace detail
+
+/// Groups a chain into `segment_count` checkpointed segments.
+///
+/// With measured units the predicted peak is the least that so many segments can have, and among
+/// plans with that peak the last segment, which need not be recomputed, holds the most bytes.
+/// Without, the segments have equal numbers of units. More segments than units means one segment
+/// per unit.
+///
+/// @throws ArgumentError  if `segment_count` is 0
+inline Plan balanced_plan(const Chain& chain, std::size_t segment_count) {
+  require(segment_count > 0, [] {
+    return ErrorMessage("remat.segments.count")
+        .where("remat::balanced_plan")
+        .what("0 segments were asked for and at least 1 is needed");
+  });
+  if (!chain.is_measured() || segment_count == 1 || segment_count >= chain.unit_count)
+    return Plan::from_count(chain.unit_count, segment_count);
+  return detail::Balancer(chain.unit_costs, segment_count).plan();
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// What stays under a schedule by segments.
+struct NamedKeeps {
+  std::string name;        ///< "4 segments"
+  Plan plan;               ///< of the traced layers
+  KeptValues kept;         ///< for `StepSimulation`
+  bool is_common = false;  ///< among the few that people compare with
+};
+
+namespace detail {
+
+/// The layers of a trace: which operations each has, and the value in which it ends.
+class TracedLayers {
+ public:
+  explicit TracedLayers(const StepTrace& trace)
+      : trace_(trace),
+        saved_(trace.saved_counts()),
+        layer_of_(trace.operations.size(), kOutside),
+        is_overwritten_(trace.values.size(), false) {
+    for (const StepTrace::Value& value : trace.values)
+      if (value.takes_over != StepTrace::kNone) is_overwritten_[at(value.takes_over)] = true;
+    std::int32_t first =
+        trace.layers_begin == StepTrace::kNone ? 0 : producer(trace.layers_begin) + 1;
+    for (const std::int32_t end : trace.layer_ends) {
+      if (producer(end) < first) continue;  // it handed on what a layer before it had made
+      for (; first <= producer(end); ++first) layer_of_[at(first)] = count();
+      ends_.push_back(end);
+    }
+  }
+
+  std::size_t count() const { return ends_.size(); }
+
+  /// Returns what the layers cost, as a chain that runs by `plan` measures them.
+  std::vector<UnitCost> costs(const Plan& plan) const {
+    std::vector<std::size_t> segment_of;
+    for (const Segment& segment : plan.segments())
+      segment_of.insert(segment_of.end(), segment.unit_count(), segment.first);
+    std::vector<UnitCost> costs(count());
+    for (std::size_t layer = 0; layer < count(); ++layer) costs[layer].output = bytes(ends_[layer]);
+    std::vector<bool> is_counted(trace_.values.size(), false);
+    std::size_t running = kOutside;
+    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+      const StepTrace::Event& event = trace_.events[i];
+      if (event.kind == StepTrace::Kind::ended) break;
+      if (event.kind == StepTrace::Kind::ran) running = layer_of_[at(event.id)];
+      if (event.kind != StepTrace::Kind::saved || is_counted[at(event.id)]) continue;
+      const std::size_t from = layer_of(event.id), by = is_saved_by_next(i) ? running + 1 : running;
+      // What a region gets from outside is no cost of its units.
+      if (from == kOutside || by >= count() || segment_of[from] != segment_of[by]) continue;
+      is_counted[at(event.id)] = true;
+      const bool is_kept = trace_.values[at(event.id)].is_always_kept;
+      (is_kept ? costs[by].kept : costs[by].saved) += bytes(event.id);
+    }
+    return costs;
+  }
+
+  /// Returns what stays if the layers run by the plan and everything around them is plain.
+  KeptValues keeps(const Plan& plan) const {
+    std::vector<bool> is_checkpointed;
+    for (const Segment& segment : plan.segments())
+      is_checkpointed.insert(is_checkpointed.end(), segment.unit_count(), segment.is_checkpointed);
+    KeptValues kept(trace_.values.size(), false);
+    for (std::size_t id = 0; id < kept.size(); ++id) {
+      if (producer(static_cast<std::int32_t>(id)) == StepTrace::kNone) continue;
+      const std::size_t layer = layer_of(static_cast<std::int32_t>(id));
+      const bool is_plain = layer == kOutside || !is_checkpointed[layer];
+      kept[id] = is_plain && saved_[id] > 0;
+    }
+    // What goes into a region, and what comes out of one.
+    if (trace_.layers_begin != StepTrace::kNone) kept[at(trace_.layers_begin)] = true;
+    for (const Segment& segment : plan.segments()) {
+      if (!segment.is_checkpointed) continue;
+      if (segment.first > 0) kept[at(ends_[segment.first - 1])] = true;
+      kept[at(ends_[segment.last - 1])] = true;
+    }
+    for (std::size_t id = 0; id < kept.size(); ++id) kept[id] = kept[id] && !is_overwritten_[id];
+    return kept;
+  }
+
+ private:
+  static constexpr std::size_t kOutside = static_cast<std::size_t>(-2);
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+  std::int32_t producer(std::int32_t id) const { return trace_.values[at(id)].producer; }
+  Bytes bytes(std::int32_t id) const { return {trace_.values[at(id)].bytes}; }
+  std::size_t layer_of(std::int32_t id) const {
+    return producer(id) == StepTrace::kNone ? kOutside : layer_of_[at(producer(id))];
+  }
+
+  /// Autograd saves an operation's arguments before it runs and its results afterwards. So what is
+  /// saved once between two operations, and read by the second, is the second's argument.
+  bool is_saved_by_next(std::size_t index) const {
+    const std::int32_t id = trace_.events[index].id;
+    if (std::ranges::find(ends_, id) == ends_.end()) return false;
+    for (++index; index < trace_.events.size(); ++index) {
+      const StepTrace::Event& event = trace_.events[index];
+      if (event.kind == StepTrace::Kind::saved && event.id == id) return false;
+      if (event.kind == StepTrace::Kind::ended) return false;
+      if (event.kind != StepTrace::Kind::ran) continue;
+      const auto& reads = trace_.operations[at(event.id)].reads;
+      return std::ranges::find(reads, id) != reads.end();
+    }
+    return false;
+  }
+
+  const StepTrace& trace_;
+  std::vector<std::int32_t> saved_;    // saved tensors per value when the region ended
+  std::vector<std::size_t> layer_of_;  // per operation
+  std::vector<bool> is_overwritten_;
+  std::vector<std::int32_t> ends_;
+};
+
+/// The last segment plain where that does not raise the predicted peak, as `Sequential` has it.
+inline Plan with_last_plain_if_free(const Plan& plan, const std::vector<UnitCost>& costs) {
+  Plan candidate = plan.with_last_plain();
+  return predicted_peak(candidate, costs) <= predicted_peak(plan, costs) ? candidate : plan;
+}
+
+}  // namespace detail
+
+/// Returns what stays under the known schedules over a trace's layers: numbers of segments,
+/// balanced by bytes and of equal numbers of layers, and one region per layer.
+///
+/// "n segments" is what a `Checkpointed<Sequential>` of n segments does from its second step on;
+/// "n equal segments", the last of them plain, what Python's `checkpoint_sequential` does; the
+/// square root of the number of layers has a name of its own. Each plan is there once. What ran
+/// before the first layer and after the last one is plain.
+///
+/// @return  nothing if the trace knows no layers
+inline std::vector<NamedKeeps> segment_keeps(const StepTrace& trace) {
+  const detail::TracedLayers layers(trace);
+  const std::size_t count = layers.count();
+  std::vector<NamedKeeps> list;
+  const auto add = [&](std::string name, const Plan& plan, bool is_common) {
+    if (std::ranges::find(list, plan, &NamedKeeps::plan) == list.end())
+      list.push_back({std::move(name), plan, layers.keeps(plan), is_common});
+  };
+  if (count == 0) return list;
+  const Plan finest = Plan::from_count(count, count);
+  add("one region per layer", finest, true);
+  add("one region per layer, the last plain", finest.with_last_plain(), false);
+  const auto root = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(count))));
+  for (std::size_t segments = 2; segments < count; ++segments) {
+    const bool is_power = (segments & (segments - 1)) == 0;
+    if (segments > 8 && !is_power && segments % 12 != 0 && segments != root) continue;
+    const Plan equal = Plan::from_count(count, segments);
+    const std::vector<UnitCost> costs = layers.costs(equal);
+    const Plan balanced = balanced_plan(Chain::of(costs), segments);
+    const std::string number = std::to_string(segments);
+    const bool is_root = segments == root;
+    add(number + " segments" + (is_root ? ", sqrt(" + std::to_string(count) + ")" : ""),
+        detail::with_last_plain_if_free(balanced, costs),
+        is_root || segments == 2 || segments == 4 || segments == 8);
+    add(number + " equal segments", equal.with_last_plain(), false);
+  }
+  return list;
+}
+
+}  // namespace remat
+
+namespace remat {
+
 /// Searches for the sets of kept values that need the least time at each level of memory.
 ///
-/// Two walks over a ladder of levels meet. Downwards from plain: drop what lowers the excess over
-/// the level most per second (lazily, since a gain seldom grows when others are dropped), then put
-/// back what fits after all. Upwards from the least memory: keep what saves the most seconds per
-/// byte. On low levels a short annealing follows, which swaps neighbours. All that is found goes
-/// into one list that depends on no budget. Every number is drawn from a fixed seed: the same trace
-/// gives the same list.
-///
-/// @par Source  the greedy choice follows the heuristic of Dynamic Tensor Rematerialization
-/// (Kirisame et al. 2021, ICLR) in weighing bytes against seconds; the annealing is textbook
+/// The known schedules by segments come first, so that no plan is slower than one of these. Then a
+/// ladder of levels leads down from plain: at each, `PriceWalk` and `ChainSearch` propose sets.
+/// Last, annealing lowers the least memory that was found, and betters the levels for which the
+/// chain's program had no proposal. All that is found goes into one list that depends on no budget.
+/// Every number is drawn from a fixed seed: the same trace gives the same list. Up to twelve
+/// values, all sets are tried.
 class KeepSearch {
  public:
   explicit KeepSearch(const StepTrace& trace) : trace_(trace), simulation_(trace), time_(trace) {
-    find_candidates();
+    const std::vector<bool> can_keep = trace.keepable_values();
+    for (std::size_t id = 0; id < can_keep.size(); ++id)
+      if (can_keep[id]) candidates_.push_back(static_cast<std::int32_t>(id));
   }
 
   /// Returns the list.
@@ -5409,47 +6423,36 @@ class KeepSearch {
       try_all();
       return std::move(points_);
     }
-    State plain{keep_saved(), {}};
-    plain.cost = evaluate(plain.kept);
-    plain_peak_ = static_cast<double>(plain.cost.peak.count);
-    const bool is_large = candidates_.size() > kManyCandidates;
-    std::vector<std::int64_t> levels;
-    for (double level = plain_peak_; level > kLowestLevel * plain_peak_;
-         level *= is_large ? kCoarseStep : kFineStep)
-      levels.push_back(static_cast<std::int64_t>(level));
-    go_down(std::move(plain), levels, is_large);
-    std::ranges::reverse(levels);
-    go_up(levels);
+    const Bytes plain_peak = evaluate(keep_saved()).peak;
+    plain_peak_ = static_cast<double>(plain_peak.count);
+    for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
+    std::vector<Level> levels = choose_levels();
+    descend(levels, plain_peak);
+    lower(points_.least().kept);
+    for (const Level& level : levels) polish(level);
     return std::move(points_);
   }
 
  private:
-  struct State {
-    KeptValues kept;
-    StepCost cost;
+  struct Level {
+    std::int64_t bytes = 0;
+    bool is_round = false;  // a budget that somebody is likely to ask for
+    bool is_hard = true;    // the chain's program has no proposal
   };
 
-  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
   static constexpr std::size_t kFewCandidates = 12;  // 4096 sets take less time than the search
-  static constexpr std::size_t kManyCandidates = 300;
-  static constexpr double kFineStep = 0.95, kCoarseStep = 0.85, kLowestLevel = 0.02;
-  static constexpr double kHardLevel = 0.46;  // of plain: below, the greedy choice errs visibly
-  static constexpr int kSwaps = 1500, kMostFailures = 60, kMostPasses = 4, kReach = 6;
+  static constexpr double kStep = 0.95, kLowestLevel = 0.02;
+  static constexpr std::array kRoundParts{0.9, 0.8,     0.75, 0.7,     2.0 / 3, 0.6,
+                                          0.5, 0.45,    0.4,  1.0 / 3, 0.3,     1.0 / 4,
+                                          0.2, 1.0 / 6, 0.15, 0.125,   0.1};
+  static constexpr double kBelowRound = 0.9995;  // room for a small reserve
+  static constexpr int kPriceSteps = 10, kMostFailures = 15, kReach = 6;
+  static constexpr double kSwaps = 200, kHardSwaps = 2000, kLowerSwaps = 3000;
+  static constexpr double kFullEffort = 2000;    // events
   static constexpr double kTemperature = 0.006;  // of forward's time
+  static constexpr double kLowerTemperature = 0.02, kPower = 60;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
-  void find_candidates() {
-    std::vector<bool> is_overwritten(trace_.values.size(), false);
-    for (const StepTrace::Value& value : trace_.values)
-      if (value.takes_over != StepTrace::kNone) is_overwritten[at(value.takes_over)] = true;
-    for (std::size_t id = 0; id < trace_.values.size(); ++id) {
-      const StepTrace::Value& value = trace_.values[id];
-      if (value.producer != StepTrace::kNone && value.bytes > 0 && !value.is_always_kept &&
-          !is_overwritten[id])
-        candidates_.push_back(static_cast<std::int32_t>(id));
-    }
-  }
 
   /// What plain keeps. A value that autograd did not save would only add to that.
   KeptValues keep_saved() const {
@@ -5459,10 +6462,10 @@ class KeepSearch {
     return kept;
   }
 
-  StepCost evaluate(const KeptValues& kept, std::int64_t limit = 0) {
-    const StepCost cost = simulation_.run(kept, {limit});
-    points_.add(kept, cost);
-    return cost;
+  StepCost evaluate(const KeptValues& kept) { return add({kept, simulation_.run(kept)}); }
+  StepCost add(const StepPoint& point) {
+    points_.add(point.kept, point.cost);
+    return point.cost;
   }
 
   static void flip(KeptValues& kept, std::int32_t id) { kept[at(id)] = !kept[at(id)]; }
@@ -5476,45 +6479,76 @@ class KeepSearch {
     }
   }
 
-  // --- downwards ---
+  /// A ladder, and the round parts of plain, which are asked for most.
+  std::vector<Level> choose_levels() const {
+    std::vector<Level> levels;
+    for (double part = 1; part > kLowestLevel; part *= kStep)
+      levels.push_back({static_cast<std::int64_t>(part * plain_peak_)});
+    for (const double part : kRoundParts)
+      levels.push_back({static_cast<std::int64_t>(part * kBelowRound * plain_peak_), true});
+    std::ranges::sort(levels, std::greater<>(), &Level::bytes);
+    return levels;
+  }
 
-  void go_down(State state, const std::vector<std::int64_t>& levels, bool is_large) {
-    for (const std::int64_t level : levels) {
-      const bool fits = shrink(state, level);
-      const std::int64_t limit = std::max(level, state.cost.peak.count);
-      fill(state, limit);
-      if (!is_large) anneal(state, limit);
-      if (!fits) return;
+  /// Takes the proposals for each level, down to the first for which there is none.
+  void descend(std::vector<Level>& levels, Bytes plain_peak) {
+    PriceWalk walk(trace_, simulation_, plain_peak);
+    const ChainSearch chain(trace_, simulation_);
+    bool is_met = true;
+    for (Level& level : levels) {
+      if (!std::exchange(is_met, false)) return;
+      for (int i = 0; i < kPriceSteps; ++i)
+        is_met = add(walk.step(level.bytes)).peak.count <= level.bytes || is_met;
+      const KeptValues kept = chain.run(level.bytes);
+      if (kept.empty()) continue;
+      level.is_hard = false;
+      is_met = true;
+      evaluate(kept);
     }
   }
 
-  /// Drops values until the level is met; false if no single one helps any more.
-  bool shrink(State& state, std::int64_t level) {
-    state.cost = evaluate(state.kept, level);
-    int round = 0;
-    std::priority_queue<std::tuple<double, std::int32_t, int>> queue;  // gain, value, round
-    for (const std::int32_t id : candidates_)
-      if (state.kept[at(id)]) queue.emplace(kUnknown, id, -1);
-    while (state.cost.peak.count > level && !queue.empty()) {
-      const auto [gain, id, known_in] = queue.top();
-      queue.pop();
-      flip(state.kept, id);
-      const StepCost cost = evaluate(state.kept, level);
-      if (known_in == round) {
-        if (gain <= 0) return flip(state.kept, id), false;
-        state.cost = cost;
-        ++round;
+  // --- the least memory ---
+
+  /// Lowers the course of memory wherever it is high, not only where it is highest.
+  void lower(KeptValues kept) {
+    double height = height_of(kept);
+    const int count = scaled(kLowerSwaps);
+    for (int i = 0; i < count; ++i) {
+      const double temperature = kLowerTemperature * (1 - static_cast<double>(i) / count);
+      const std::vector<std::int32_t> flipped = draw_neighbours();
+      for (const std::int32_t id : flipped) flip(kept, id);
+      const double now = height_of(kept);
+      if (now > height - temperature * std::log(uniform() + 1e-12)) {
+        for (const std::int32_t id : flipped) flip(kept, id);
         continue;
       }
-      flip(state.kept, id);
-      const double seconds = std::max(cost.seconds - state.cost.seconds, 1e-9);
-      queue.emplace(std::max(state.cost.excess - cost.excess, 0.0) / seconds, id, round);
+      height = now;
     }
-    return state.cost.peak.count <= level;
+  }
+
+  /// Simulates; the logarithm of a mean of the course with a high power, which is close to its
+  /// peak's.
+  double height_of(const KeptValues& kept) {
+    double sum = 0;
+    points_.add(kept, simulation_.run(kept, &course_));
+    for (const Bytes& bytes : course_)
+      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, kPower);
+    return std::log(sum);
+  }
+
+  // --- the least time ---
+
+  /// Betters what was found for a level.
+  void polish(const Level& level) {
+    const StepPoint* found = points_.fastest_within({level.bytes});
+    if (found == nullptr) return;
+    StepPoint state = *found;
+    fill(state, level.bytes);
+    anneal(state, level);
   }
 
   /// Keeps what saves time and fits, the most seconds per byte first.
-  void fill(State& state, std::int64_t limit) {
+  void fill(StepPoint& state, std::int64_t limit) {
     std::vector<std::pair<double, std::int32_t>> order;
     for (const std::int32_t id : candidates_) {
       if (state.kept[at(id)] || trace_.values[at(id)].bytes > limit) continue;
@@ -5536,40 +6570,38 @@ class KeepSearch {
   }
 
   /// Takes the cost of what is kept now, if it fits.
-  bool accept(State& state, std::int64_t limit) {
+  bool accept(StepPoint& state, std::int64_t limit) {
     const StepCost cost = evaluate(state.kept);
     if (cost.peak.count > limit) return false;
     state.cost = cost;
     return true;
   }
 
-  // --- annealing ---
+  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
+  /// first a little slower.
+  void anneal(StepPoint& state, const Level& level) {
+    const double start = kTemperature * trace_.seconds();
+    const int count = scaled(level.is_hard ? kHardSwaps : level.is_round ? kSwaps : 0);
+    for (int i = 0; i < count; ++i) {
+      const double temperature = start * (1 - static_cast<double>(i) / count);
+      const std::vector<std::int32_t> flipped = draw_neighbours();
+      for (const std::int32_t id : flipped) flip(state.kept, id);
+      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
+      if (time_(state.kept) <= bound && accept(state, level.bytes)) continue;
+      for (const std::int32_t id : flipped) flip(state.kept, id);
+    }
+  }
+
+  /// Fewer swaps where each takes long.
+  int scaled(double swaps) const {
+    return static_cast<int>(swaps *
+                            std::min(1.0, kFullEffort / static_cast<double>(trace_.events.size())));
+  }
 
   double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
   /// A whole number below `count`.
   std::int64_t uniform(std::int64_t count) {
     return static_cast<std::int64_t>(uniform() * static_cast<double>(count));
-  }
-
-  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
-  /// first a little slower.
-  void anneal(State& state, std::int64_t limit) {
-    const bool is_hard = static_cast<double>(limit) < kHardLevel * plain_peak_;
-    const int count = is_hard ? kSwaps : kSwaps / 10;
-    const double start = kTemperature * trace_.seconds();
-    State best = state;
-    for (int i = 0; i < count && !candidates_.empty(); ++i) {
-      const double temperature = start * (1 - static_cast<double>(i) / count);
-      const std::vector<std::int32_t> flipped = draw_neighbours();
-      for (const std::int32_t id : flipped) flip(state.kept, id);
-      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
-      if (time_(state.kept) <= bound && accept(state, limit)) {
-        if (state.cost.seconds < best.cost.seconds) best = state;
-      } else {
-        for (const std::int32_t id : flipped) flip(state.kept, id);
-      }
-    }
-    state = std::move(best);
   }
 
   std::vector<std::int32_t> draw_neighbours() {
@@ -5586,67 +6618,13 @@ class KeepSearch {
     return drawn;
   }
 
-  // --- upwards ---
-
-  void go_up(const std::vector<std::int64_t>& levels) {
-    State state{keep_cuts(), {}};
-    evaluate(state.kept);
-    flatten(state.kept);
-    state.cost = evaluate(state.kept);
-    for (const std::int64_t level : levels)
-      if (state.cost.peak.count <= level) fill(state, level);
-  }
-
-  /// Keeps what alone connects the operations before it to those after it: the ends of layers.
-  KeptValues keep_cuts() const {
-    std::vector<std::int32_t> last_read(trace_.values.size(), StepTrace::kNone);
-    for (std::size_t i = 0; i < trace_.operations.size(); ++i)
-      for (const std::int32_t id : trace_.operations[i].reads)
-        last_read[at(id)] = static_cast<std::int32_t>(i);
-    KeptValues kept(trace_.values.size(), false);
-    std::vector<std::int32_t> crossing;
-    for (std::size_t i = 0; i < trace_.operations.size(); ++i) {
-      for (const std::int32_t id : trace_.operations[i].makes)
-        if (!trace_.values[at(id)].is_always_kept) crossing.push_back(id);
-      std::erase_if(crossing, [&](std::int32_t id) {
-        return last_read[at(id)] <= static_cast<std::int32_t>(i);
-      });
-      if (crossing.size() == 1) kept[at(crossing.front())] = true;
-    }
-    return kept;
-  }
-
-  /// Lowers the course of memory wherever it is high, not only where it is highest.
-  void flatten(KeptValues& kept) {
-    double height = height_of(kept);
-    bool is_better = true;
-    for (int pass = 0; is_better && pass < kMostPasses; ++pass) {
-      is_better = false;
-      for (const std::int32_t id : candidates_) {
-        flip(kept, id);
-        const double now = height_of(kept);
-        if (now < height * (1 - 1e-4))
-          height = now, is_better = true;
-        else
-          flip(kept, id);
-      }
-    }
-  }
-
-  /// A mean of the course with a high power, close to its peak.
-  double height_of(const KeptValues& kept) {
-    double sum = 0;
-    for (const Bytes& bytes : simulation_.timeline(kept))
-      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, 16);
-    return sum;
-  }
-
   const StepTrace& trace_;
   StepSimulation simulation_;
   RecomputeTime time_;
   std::vector<std::int32_t> candidates_;
   StepPoints points_;
   double plain_peak_ = 0;
+  std::vector<Bytes> course_;
   std::mt19937 random_{1};
 };
 
@@ -6083,138 +7061,6 @@ struct Literal {
 };
 
 }  // namespace remat::detail
-
-#include <span>
-
-namespace remat {
-
-/// A run of units, `[first, last)`, that is recomputed as one, or kept.
-struct Segment {
-  std::size_t first = 0;
-  std::size_t last = 0;
-  bool is_checkpointed = true;
-
-  /// Returns the number of units in it.
-  std::size_t unit_count() const { return last - first; }
-  friend bool operator==(const Segment&, const Segment&) = default;
-};
-
-/// Says how the units of a chain are grouped into segments, and which of them are checkpointed.
-///
-/// A value: it prints, for example as `[0,1) checkpoint | [1,8) plain`, and compares. The segments
-/// follow each other without a gap, from unit 0 on, and none is empty; a plan for no units has
-/// none.
-class Plan {
- public:
-  Plan() = default;
-
-  /// @throws ArgumentError  if a segment is empty or does not begin where the one before it ends
-  explicit Plan(std::vector<Segment> segments) : segments_(std::move(segments)) {
-    std::size_t expected = 0;
-    for (std::size_t index = 0; index < segments_.size(); ++index) {
-      const Segment& segment = segments_[index];
-      require(segment.first == expected && segment.last > segment.first, [&] {
-        return ErrorMessage("remat.plan.segments")
-            .where("remat::Plan")
-            .what("segment " + std::to_string(index) + " is " + range(segment) +
-                  " where one that begins at unit " + std::to_string(expected) +
-                  " and has at least one unit was expected")
-            .cure("Give segments that follow each other without a gap, the first from unit 0");
-      });
-      expected = segment.last;
-    }
-  }
-
-  /// Makes a plan of checkpointed segments with these numbers of units.
-  static Plan from_sizes(std::span<const std::size_t> sizes) {
-    std::vector<Segment> segments;
-    std::size_t first = 0;
-    for (const std::size_t size : sizes) {
-      segments.push_back({first, first + size, true});
-      first += size;
-    }
-    return Plan(std::move(segments));
-  }
-  /// As above, for a list that is written out.
-  static Plan from_sizes(std::initializer_list<std::size_t> sizes) {
-    return from_sizes(std::span(sizes.begin(), sizes.size()));
-  }
-
-  /// Makes a plan of `segment_count` checkpointed segments, as equal in number of units as can be.
-  ///
-  /// More segments than units means one segment per unit.
-  static Plan from_count(std::size_t unit_count, std::size_t segment_count) {
-    segment_count = std::min(segment_count, unit_count);
-    std::vector<std::size_t> sizes;
-    for (std::size_t index = 0; index < segment_count; ++index)
-      sizes.push_back(unit_count / segment_count + (index < unit_count % segment_count ? 1 : 0));
-    return from_sizes(sizes);
-  }
-
-  /// Makes a plan that checkpoints nothing: one plain segment.
-  static Plan keep_all(std::size_t unit_count) {
-    return unit_count == 0 ? Plan() : Plan({{0, unit_count, false}});
-  }
-
-  /// Returns the segments in the order of the units.
-  const std::vector<Segment>& segments() const& { return segments_; }
-  /// By value, so that a loop over the segments of a temporary plan is right.
-  std::vector<Segment> segments() && { return std::move(segments_); }
-  /// Returns the number of segments, plain ones included.
-  std::size_t segment_count() const { return segments_.size(); }
-  /// Returns the number of units in all segments.
-  std::size_t unit_count() const { return segments_.empty() ? 0 : segments_.back().last; }
-  /// Returns the number of segments that are recomputed.
-  std::size_t checkpointed_count() const {
-    return static_cast<std::size_t>(std::ranges::count_if(segments_, &Segment::is_checkpointed));
-  }
-
-  /// Returns this plan with the given units plain; a segment around such a unit is split there.
-  Plan with_plain_units(std::span<const std::size_t> units) const {
-    std::vector<Segment> segments;
-    for (const Segment& segment : segments_) {
-      std::size_t begin = segment.first;
-      for (std::size_t unit = segment.first; unit < segment.last; ++unit) {
-        if (!segment.is_checkpointed || std::ranges::find(units, unit) == units.end()) continue;
-        if (unit > begin) segments.push_back({begin, unit, true});
-        segments.push_back({unit, unit + 1, false});
-        begin = unit + 1;
-      }
-      if (begin < segment.last) segments.push_back({begin, segment.last, segment.is_checkpointed});
-    }
-    return Plan(std::move(segments));
-  }
-
-  /// Returns this plan with its last segment plain.
-  Plan with_last_plain() const {
-    Plan plan = *this;
-    if (!plan.segments_.empty()) plan.segments_.back().is_checkpointed = false;
-    return plan;
-  }
-
-  friend bool operator==(const Plan&, const Plan&) = default;
-
-  /// Writes the plan as `[0,1) checkpoint | [1,8) plain`.
-  friend std::string to_string(const Plan& plan) {
-    std::string text;
-    for (const Segment& segment : plan.segments_)
-      text += (text.empty() ? "" : " | ") + range(segment) +
-              (segment.is_checkpointed ? " checkpoint" : " plain");
-    return text.empty() ? "no units" : text;
-  }
-  friend std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
-    return stream << to_string(plan);
-  }
-
- private:
-  static std::string range(const Segment& segment) {
-    return "[" + std::to_string(segment.first) + "," + std::to_string(segment.last) + ")";
-  }
-
-  std::vector<Segment> segments_;
-};
-
-}  // namespace remat
 
 namespace remat {
 
@@ -6990,236 +7836,6 @@ class Checkpointed<What, Keep, keep::nothing>
       : Holder(std::shared_ptr<Stored>(
             std::make_shared<Direct>(std::forward<Arguments>(arguments)...))) {}
 };
-
-}  // namespace remat
-
-namespace remat {
-
-namespace detail {
-
-inline void require_cost_per_unit(const Plan& plan, std::span<const UnitCost> costs,
-                                  std::string_view where) {
-  require(plan.unit_count() == costs.size(), [&] {
-    return ErrorMessage("remat.plan.costs")
-        .where(where)
-        .what("the plan has " + std::to_string(plan.unit_count()) +
-              " units and there are costs of " + std::to_string(costs.size()))
-        .cure("Give one cost per unit");
-  });
-}
-
-/// Gradients pass a segment in pairs: that of a result while that of an input is made.
-inline constexpr std::int64_t kGradientsAlive = 2;
-
-}  // namespace detail
-
-/// Returns the bytes that backward holds at its fullest moment, on paper.
-///
-/// While a segment is in backward these are alive: the tensors at the segments' borders up to it,
-/// what plain segments before it saved, what it saved itself (recomputed, or kept if it is plain),
-/// and gradients, counted as twice the largest result in it. Not counted: the chain's input and
-/// result, parameters, and what a kernel takes for its own work.
-///
-/// @throws ArgumentError  if there is not one cost per unit
-inline Bytes predicted_peak(const Plan& plan, std::span<const UnitCost> costs) {
-  detail::require_cost_per_unit(plan, costs, "remat::predicted_peak");
-  Bytes alive;
-  Bytes held;  // by a keep policy, in the units so far: later ones have let go of theirs
-  Bytes peak;
-  bool is_border_kept = false;  // between two plain segments nothing is kept beyond what they saved
-  for (const Segment& segment : plan.segments()) {
-    if (segment.first > 0 && (is_border_kept || segment.is_checkpointed))
-      alive += costs[segment.first - 1].output;
-    Bytes saved;
-    Bytes largest_output;
-    for (const UnitCost& cost : costs.subspan(segment.first, segment.unit_count())) {
-      saved += cost.saved;
-      held += cost.kept;
-      largest_output = std::max(largest_output, cost.output);
-    }
-    peak = std::max(peak, alive + held + saved + detail::kGradientsAlive * largest_output);
-    if (!segment.is_checkpointed) alive += saved;
-    is_border_kept = segment.is_checkpointed;
-  }
-  return peak;
-}
-
-/// Returns the bytes that backward computes again, a measure of a plan's extra time.
-///
-/// @throws ArgumentError  if there is not one cost per unit
-inline Bytes recomputed_bytes(const Plan& plan, std::span<const UnitCost> costs) {
-  detail::require_cost_per_unit(plan, costs, "remat::recomputed_bytes");
-  Bytes recomputed;
-  for (const Segment& segment : plan.segments()) {
-    if (!segment.is_checkpointed) continue;
-    for (const UnitCost& cost : costs.subspan(segment.first, segment.unit_count()))
-      recomputed += cost.saved;
-  }
-  return recomputed;
-}
-
-}  // namespace remat
-
-namespace remat {
-
-namespace detail {
-
-/// Finds borders so that the predicted peak of a fixed number of segments is least.
-///
-/// For a given limit on the peak, less kept before a unit is always better, so one number per
-/// (segment count, unit) describes the best choice, and the least limit that can be met is found by
-/// bisection over whole bytes. Exact, in O(segments * units * log units) per limit; no set of
-/// alternatives is carried along.
-class Balancer {
- public:
-  Balancer(const std::vector<UnitCost>& costs, std::size_t segment_count)
-      : costs_(costs),
-        segment_count_(segment_count),
-        saved_before_(costs.size() + 1, 0),
-        held_before_(costs.size() + 1, 0) {
-    for (std::size_t unit = 0; unit < costs.size(); ++unit) {
-      saved_before_[unit + 1] = saved_before_[unit] + costs[unit].saved.count;
-      held_before_[unit + 1] = held_before_[unit] + costs[unit].kept.count;
-    }
-    largest_.push_back({});
-    for (const UnitCost& cost : costs) largest_[0].push_back(cost.output.count);
-    for (std::size_t width = 1; 2 * width <= costs.size(); width *= 2) {
-      const auto& half = largest_.back();
-      std::vector<std::int64_t> level;
-      for (std::size_t unit = 0; unit + width < half.size(); ++unit)
-        level.push_back(std::max(half[unit], half[unit + width]));
-      largest_.push_back(std::move(level));
-    }
-  }
-
-  Plan plan() {
-    std::int64_t met =
-        predicted_peak(Plan::from_count(costs_.size(), segment_count_), costs_).count;
-    std::int64_t missed = -1;
-    // For chains of a thousand units and more the last per mille of the peak is not worth its time.
-    const bool is_exact = costs_.size() * segment_count_ <= kExactUpTo;
-    while (met - missed > (is_exact ? 1 : std::max<std::int64_t>(1, met / 1024))) {
-      const std::int64_t limit = missed + (met - missed) / 2;
-      (is_within(limit) ? met : missed) = limit;
-    }
-    is_within(met);
-    return trace(met);
-  }
-
- private:
-  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-  static constexpr std::size_t kExactUpTo = 100'000;
-
-  std::int64_t largest_output(std::size_t first, std::size_t last) const {
-    std::size_t level = 0;
-    while (std::size_t{2} << level <= last - first) ++level;
-    return std::max(largest_[level][first], largest_[level][last - (std::size_t{1} << level)]);
-  }
-
-  /// Bytes of a segment's own backward, and what a keep policy holds up to there.
-  std::int64_t work(std::size_t first, std::size_t last) const {
-    return held_before_[last] + saved_before_[last] - saved_before_[first] +
-           kGradientsAlive * largest_output(first, last);
-  }
-
-  std::int64_t border(std::size_t first) const {
-    return first == 0 ? 0 : costs_[first - 1].output.count;
-  }
-
-  /// Returns the end of the longest segment from `first` that stays within the limit, `first` if
-  /// none does.
-  std::size_t reach(std::size_t first, std::int64_t kept, std::int64_t limit) const {
-    std::size_t low = first;
-    std::size_t high = costs_.size();
-    while (low < high) {
-      const std::size_t middle = low + (high - low + 1) / 2;
-      if (kept + work(first, middle) <= limit)
-        low = middle;
-      else
-        high = middle - 1;
-    }
-    return low;
-  }
-
-  /// Fills `kept_[k][last]`, the least bytes kept at borders when k segments within the limit end
-  /// at `last`.
-  bool is_within(std::int64_t limit) {
-    const std::size_t unit_count = costs_.size();
-    kept_.assign(segment_count_ + 1, std::vector<std::int64_t>(unit_count + 1, kNever));
-    begin_.assign(segment_count_ + 1, std::vector<std::size_t>(unit_count + 1, 0));
-    kept_[0][0] = 0;
-    struct Start {
-      std::int64_t kept;
-      std::size_t first, reach;
-      bool operator>(const Start& other) const { return kept > other.kept; }
-    };
-    for (std::size_t k = 1; k <= segment_count_; ++k) {
-      std::priority_queue<Start, std::vector<Start>, std::greater<>> starts;
-      for (std::size_t last = k; last <= unit_count; ++last) {
-        const std::size_t first = last - 1;
-        if (kept_[k - 1][first] != kNever) {
-          const std::int64_t kept = kept_[k - 1][first] + border(first);
-          starts.push({kept, first, reach(first, kept, limit)});
-        }
-        while (!starts.empty() && starts.top().reach < last) starts.pop();
-        if (starts.empty()) continue;
-        kept_[k][last] = starts.top().kept;
-        begin_[k][last] = starts.top().first;
-      }
-    }
-    return kept_[segment_count_][unit_count] != kNever;
-  }
-
-  /// Reads the borders back; the last segment, which a pattern may leave plain, is the one with
-  /// most saved bytes.
-  Plan trace(std::int64_t limit) const {
-    const std::size_t unit_count = costs_.size();
-    std::vector<std::size_t> borders = {unit_count};
-    std::size_t first = segment_count_ - 1;
-    while (kept_[segment_count_ - 1][first] == kNever ||
-           kept_[segment_count_ - 1][first] + border(first) + work(first, unit_count) > limit)
-      ++first;
-    for (std::size_t k = segment_count_ - 1; k > 0; --k) {
-      borders.push_back(first);
-      first = begin_[k][first];
-    }
-    std::vector<std::size_t> sizes;
-    std::size_t begin = 0;
-    for (std::size_t index = borders.size(); index-- > 0; begin = borders[index])
-      sizes.push_back(borders[index] - begin);
-    return Plan::from_sizes(sizes);
-  }
-
-  const std::vector<UnitCost>& costs_;
-  std::size_t segment_count_;
-  std::vector<std::int64_t> saved_before_;  // units + 1
-  std::vector<std::int64_t> held_before_;   // units + 1
-  std::vector<std::vector<std::int64_t>>
-      largest_;  // per power of two: the largest output from a unit on
-  std::vector<std::vector<std::int64_t>> kept_;  // (segments + 1, units + 1)
-  std::vector<std::vector<std::size_t>> begin_;  // (segments + 1, units + 1)
-};
-
-}  // namespace detail
-
-/// Groups a chain into `segment_count` checkpointed segments.
-///
-/// With measured units the predicted peak is the least that so many segments can have, and among
-/// plans with that peak the last segment, which need not be recomputed, holds the most bytes.
-/// Without, the segments have equal numbers of units. More segments than units means one segment
-/// per unit.
-///
-/// @throws ArgumentError  if `segment_count` is 0
-inline Plan balanced_plan(const Chain& chain, std::size_t segment_count) {
-  require(segment_count > 0, [] {
-    return ErrorMessage("remat.segments.count")
-        .where("remat::balanced_plan")
-        .what("0 segments were asked for and at least 1 is needed");
-  });
-  if (!chain.is_measured() || segment_count == 1 || segment_count >= chain.unit_count)
-    return Plan::from_count(chain.unit_count, segment_count);
-  return detail::Balancer(chain.unit_costs, segment_count).plan();
-}
 
 }  // namespace remat
 
@@ -15191,167 +15807,6 @@ inline std::string checksum(const MemoryPlan& plan) {
 
 namespace remat {
 
-/// What stays under a schedule by segments.
-struct NamedKeeps {
-  std::string name;        ///< "4 segments"
-  Plan plan;               ///< of the traced layers
-  KeptValues kept;         ///< for `StepSimulation`
-  bool is_common = false;  ///< among the few that people compare with
-};
-
-namespace detail {
-
-/// The layers of a trace: which operations each has, and the value in which it ends.
-class TracedLayers {
- public:
-  explicit TracedLayers(const StepTrace& trace)
-      : trace_(trace),
-        saved_(trace.saved_counts()),
-        layer_of_(trace.operations.size(), kOutside),
-        is_overwritten_(trace.values.size(), false) {
-    for (const StepTrace::Value& value : trace.values)
-      if (value.takes_over != StepTrace::kNone) is_overwritten_[at(value.takes_over)] = true;
-    std::int32_t first =
-        trace.layers_begin == StepTrace::kNone ? 0 : producer(trace.layers_begin) + 1;
-    for (const std::int32_t end : trace.layer_ends) {
-      if (producer(end) < first) continue;  // it handed on what a layer before it had made
-      for (; first <= producer(end); ++first) layer_of_[at(first)] = count();
-      ends_.push_back(end);
-    }
-  }
-
-  std::size_t count() const { return ends_.size(); }
-
-  /// Returns what the layers cost, as a chain that runs by `plan` measures them.
-  std::vector<UnitCost> costs(const Plan& plan) const {
-    std::vector<std::size_t> segment_of;
-    for (const Segment& segment : plan.segments())
-      segment_of.insert(segment_of.end(), segment.unit_count(), segment.first);
-    std::vector<UnitCost> costs(count());
-    for (std::size_t layer = 0; layer < count(); ++layer) costs[layer].output = bytes(ends_[layer]);
-    std::vector<bool> is_counted(trace_.values.size(), false);
-    std::size_t running = kOutside;
-    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
-      const StepTrace::Event& event = trace_.events[i];
-      if (event.kind == StepTrace::Kind::ended) break;
-      if (event.kind == StepTrace::Kind::ran) running = layer_of_[at(event.id)];
-      if (event.kind != StepTrace::Kind::saved || is_counted[at(event.id)]) continue;
-      const std::size_t from = layer_of(event.id), by = is_saved_by_next(i) ? running + 1 : running;
-      // What a region gets from outside is no cost of its units.
-      if (from == kOutside || by >= count() || segment_of[from] != segment_of[by]) continue;
-      is_counted[at(event.id)] = true;
-      const bool is_kept = trace_.values[at(event.id)].is_always_kept;
-      (is_kept ? costs[by].kept : costs[by].saved) += bytes(event.id);
-    }
-    return costs;
-  }
-
-  /// Returns what stays if the layers run by the plan and everything around them is plain.
-  KeptValues keeps(const Plan& plan) const {
-    std::vector<bool> is_checkpointed;
-    for (const Segment& segment : plan.segments())
-      is_checkpointed.insert(is_checkpointed.end(), segment.unit_count(), segment.is_checkpointed);
-    KeptValues kept(trace_.values.size(), false);
-    for (std::size_t id = 0; id < kept.size(); ++id) {
-      if (producer(static_cast<std::int32_t>(id)) == StepTrace::kNone) continue;
-      const std::size_t layer = layer_of(static_cast<std::int32_t>(id));
-      const bool is_plain = layer == kOutside || !is_checkpointed[layer];
-      kept[id] = is_plain && saved_[id] > 0;
-    }
-    // What goes into a region, and what comes out of one.
-    if (trace_.layers_begin != StepTrace::kNone) kept[at(trace_.layers_begin)] = true;
-    for (const Segment& segment : plan.segments()) {
-      if (!segment.is_checkpointed) continue;
-      if (segment.first > 0) kept[at(ends_[segment.first - 1])] = true;
-      kept[at(ends_[segment.last - 1])] = true;
-    }
-    for (std::size_t id = 0; id < kept.size(); ++id) kept[id] = kept[id] && !is_overwritten_[id];
-    return kept;
-  }
-
- private:
-  static constexpr std::size_t kOutside = static_cast<std::size_t>(-2);
-
-  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-  std::int32_t producer(std::int32_t id) const { return trace_.values[at(id)].producer; }
-  Bytes bytes(std::int32_t id) const { return {trace_.values[at(id)].bytes}; }
-  std::size_t layer_of(std::int32_t id) const {
-    return producer(id) == StepTrace::kNone ? kOutside : layer_of_[at(producer(id))];
-  }
-
-  /// Autograd saves an operation's arguments before it runs and its results afterwards. So what is
-  /// saved once between two operations, and read by the second, is the second's argument.
-  bool is_saved_by_next(std::size_t index) const {
-    const std::int32_t id = trace_.events[index].id;
-    if (std::ranges::find(ends_, id) == ends_.end()) return false;
-    for (++index; index < trace_.events.size(); ++index) {
-      const StepTrace::Event& event = trace_.events[index];
-      if (event.kind == StepTrace::Kind::saved && event.id == id) return false;
-      if (event.kind == StepTrace::Kind::ended) return false;
-      if (event.kind != StepTrace::Kind::ran) continue;
-      const auto& reads = trace_.operations[at(event.id)].reads;
-      return std::ranges::find(reads, id) != reads.end();
-    }
-    return false;
-  }
-
-  const StepTrace& trace_;
-  std::vector<std::int32_t> saved_;    // saved tensors per value when the region ended
-  std::vector<std::size_t> layer_of_;  // per operation
-  std::vector<bool> is_overwritten_;
-  std::vector<std::int32_t> ends_;
-};
-
-/// The last segment plain where that does not raise the predicted peak, as `Sequential` has it.
-inline Plan with_last_plain_if_free(const Plan& plan, const std::vector<UnitCost>& costs) {
-  Plan candidate = plan.with_last_plain();
-  return predicted_peak(candidate, costs) <= predicted_peak(plan, costs) ? candidate : plan;
-}
-
-}  // namespace detail
-
-/// Returns what stays under the known schedules over a trace's layers: numbers of segments,
-/// balanced by bytes and of equal numbers of layers, and one region per layer.
-///
-/// "n segments" is what a `Checkpointed<Sequential>` of n segments does from its second step on;
-/// "n equal segments", the last of them plain, what Python's `checkpoint_sequential` does; the
-/// square root of the number of layers has a name of its own. Each plan is there once. What ran
-/// before the first layer and after the last one is plain.
-///
-/// @return  nothing if the trace knows no layers
-inline std::vector<NamedKeeps> segment_keeps(const StepTrace& trace) {
-  const detail::TracedLayers layers(trace);
-  const std::size_t count = layers.count();
-  std::vector<NamedKeeps> list;
-  const auto add = [&](std::string name, const Plan& plan, bool is_common) {
-    if (std::ranges::find(list, plan, &NamedKeeps::plan) == list.end())
-      list.push_back({std::move(name), plan, layers.keeps(plan), is_common});
-  };
-  if (count == 0) return list;
-  const Plan finest = Plan::from_count(count, count);
-  add("one region per layer", finest, true);
-  add("one region per layer, the last plain", finest.with_last_plain(), false);
-  const auto root = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(count))));
-  for (std::size_t segments = 2; segments < count; ++segments) {
-    const bool is_power = (segments & (segments - 1)) == 0;
-    if (segments > 8 && !is_power && segments % 12 != 0 && segments != root) continue;
-    const Plan equal = Plan::from_count(count, segments);
-    const std::vector<UnitCost> costs = layers.costs(equal);
-    const Plan balanced = balanced_plan(Chain::of(costs), segments);
-    const std::string number = std::to_string(segments);
-    const bool is_root = segments == root;
-    add(number + " segments" + (is_root ? ", sqrt(" + std::to_string(count) + ")" : ""),
-        detail::with_last_plain_if_free(balanced, costs),
-        is_root || segments == 2 || segments == 4 || segments == 8);
-    add(number + " equal segments", equal.with_last_plain(), false);
-  }
-  return list;
-}
-
-}  // namespace remat
-
-namespace remat {
-
 /// Keeps the tensor between units at every `Count`-th unit: segments of `Count` units, the last may
 /// be shorter.
 ///
@@ -15792,99 +16247,6 @@ template <class Impl, class Loss>
 MemoryReport compare_memory(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& input,
                             Loss&& loss, const CompareMemoryOptions& options = {}) {
   return compare_memory(*model.ptr(), input, std::forward<Loss>(loss), options);
-}
-
-}  // namespace remat
-
-namespace remat {
-
-namespace detail {
-
-/// Traces a training step of a module with its real loss, and leaves the module as it was.
-template <class Module, class Loss>
-StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
-  require(model.is_training() && records_regions(), [&] {
-    return ErrorMessage("remat.plan.mode")
-        .where("remat::plan")
-        .what(model.name() +
-              " is in eval mode, or grad mode is off, or this is inside another plan")
-        .cause("Nothing would be recorded")
-        .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
-  });
-  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
-  ModelState state(model, x);
-  const auto step = [&](const RegionOptions& options) {
-    auto output = run_region(options, [&] { return model.forward(x); });
-    const torch::Tensor value = loss(output);
-    require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
-      return ErrorMessage("remat.plan.loss")
-          .where("remat::plan")
-          .what("the loss is no scalar that requires grad")
-          .cure("Return what a training step calls backward() on");
-    });
-    value.backward();
-  };
-  return trace_module_step(state, model.name(), step);
-}
-
-}  // namespace detail
-
-/// Makes the plan that needs the least time within a budget, from one traced training step.
-///
-/// The step is forward as one checkpointed region, loss and backward, run twice; afterwards the
-/// model is as it was: gradients, buffers, modes, switches, random states. The plan is applied with
-/// `remat::checkpoint(plan, fn, inputs...)` around the same forward, or given to a backbone's
-/// `enable_gradient_checkpointing`.
-///
-/// @param model    in training mode; a module with forward(tensor)
-/// @param example  an input of the size of a training batch
-/// @param loss     makes a scalar of what forward returned
-/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
-/// in eval mode or the loss is no scalar that requires grad
-template <class Module, class Loss>
-  requires std::derived_from<Module, torch::nn::Module>
-MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
-                const MemoryBudget& budget) {
-  const StepTrace trace = detail::trace_training_step(model, example, loss);
-  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
-}
-
-/// As for a module; takes a holder.
-template <class Impl, class Loss>
-MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
-                Loss&& loss, const MemoryBudget& budget) {
-  return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
-}
-
-/// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.
-///
-/// Regions inside are part of it. If other operations run than those of the plan, everything from
-/// there on is dropped and recomputed: right, and slower.
-///
-/// @param outcome  gets whether the plan was followed; may be null
-template <class Function, class... Inputs>
-  requires std::invocable<Function, Inputs...>
-decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
-                          Inputs&&... inputs) {
-  const auto followed = std::make_shared<PlanOutcome>();
-  struct Report {
-    std::shared_ptr<PlanOutcome> from;
-    PlanOutcome* to;
-    ~Report() {
-      if (to != nullptr) *to = *from;
-    }
-  } const report{followed, outcome};
-  detail::RegionOptions options;
-  options.is_indivisible = true;
-  options.keep = detail::PlanFollower(std::make_shared<const MemoryPlan>(plan), followed);
-  return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
-}
-
-/// As above, without an outcome.
-template <class Function, class... Inputs>
-  requires std::invocable<Function, Inputs...>
-decltype(auto) checkpoint(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
-  return checkpoint(plan, nullptr, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
 }
 
 }  // namespace remat
@@ -16342,6 +16704,192 @@ class SvgChart {
   std::vector<ChartBand> shades_;
   std::vector<Lane> lanes_;
 };
+
+}  // namespace remat
+
+namespace remat {
+
+/// How a curve of memory is called and coloured, the same in every picture.
+struct MemoryCurveStyle {
+  std::string name, color;
+
+  static MemoryCurveStyle plain() { return {"plain", "#c0392b"}; }
+  static MemoryCurveStyle checkpointed() { return {"checkpointed", "#2471a3"}; }
+};
+
+/// Draws live bytes over the time of a step, one curve per step, with its peak and, on a bar below,
+/// its parts.
+class MemoryChart {
+ public:
+  /// @param highest  what the y axis has to show; its unit follows from it
+  MemoryChart(std::string title, Bytes highest)
+      : unit_(unit_for(highest)),
+        chart_(std::move(title), {"milliseconds since the step began"},
+               {std::string("live tensors, ") + kUnits[unit_]}) {}
+
+  /// Sets a line below the title.
+  MemoryChart& set_subtitle(std::string words) {
+    chart_.set_subtitle(std::move(words));
+    return *this;
+  }
+
+  /// Adds a curve, thinned to what a picture shows.
+  MemoryChart& add_curve(const std::vector<MemorySample>& samples, const MemoryCurveStyle& style) {
+    std::vector<ChartPoint> points;
+    ChartPoint* peak = nullptr;
+    Bytes highest;
+    const auto thin = thinned(samples);
+    points.reserve(thin.size());
+    for (const MemorySample& sample : thin) {
+      points.push_back({1e3 * sample.seconds, in_unit(sample.live)});
+      if (peak == nullptr || sample.live > highest) peak = &points.back(), highest = sample.live;
+    }
+    if (peak != nullptr) peak->label = style.name + ", peak " + to_string(highest);
+    chart_.add(std::move(points),
+               {.name = style.name, .color = style.color, .is_stepped = true, .is_filled = true});
+    return *this;
+  }
+
+  /// Adds a curve, and below the axis a bar of forward, backward and what backward recomputes.
+  MemoryChart& add_step(const StepTimeline& timeline, const MemoryCurveStyle& style) {
+    std::vector<MemorySample> samples = timeline.samples;
+    if (!samples.empty()) samples.push_back({timeline.end_seconds, samples.back().live});
+    add_curve(samples, style);
+    const double turn = 1e3 * timeline.backward_begin_seconds, end = 1e3 * timeline.end_seconds;
+    std::vector<ChartBand> bands = {{{{0, turn}}, {.name = "forward", .color = "#cbd8e1"}},
+                                    {{{turn, end}}, {.name = "backward", .color = "#8fa5b3"}}};
+    if (!timeline.recomputes.empty())
+      bands.push_back({{}, {.name = "recompute in backward", .color = "#f0a030"}});
+    for (const RecomputeSpan& span : timeline.recomputes)
+      bands.back().spans.push_back({1e3 * span.begin_seconds, 1e3 * span.end_seconds});
+    chart_.add_lane(style.name, std::move(bands));
+    return *this;
+  }
+
+  /// Returns the picture.
+  std::string text() const { return chart_.text(); }
+
+ private:
+  static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+
+  static std::size_t unit_for(Bytes highest) {
+    std::size_t unit = 0;
+    for (; highest.count >= 1024 && unit + 1 < kUnits.size(); ++unit) highest.count /= 1024;
+    return unit;
+  }
+  double in_unit(Bytes bytes) const {
+    double value = static_cast<double>(bytes.count);
+    for (std::size_t unit = 0; unit < unit_; ++unit) value /= 1024;
+    return value;
+  }
+
+  std::size_t unit_;
+  SvgChart chart_;
+};
+
+/// Draws a report as an SVG picture: live bytes over the plain and the checkpointed step, and when
+/// each went forward, backward, and recomputed.
+inline std::string to_svg(const MemoryReport& report) {
+  MemoryChart chart("Memory of one training step, plain and checkpointed",
+                    std::max(report.plain.peak, report.checkpointed.peak));
+  chart.set_subtitle("saving " + detail::saving_text(report));
+  chart.add_step(report.plain_timeline, MemoryCurveStyle::plain());
+  chart.add_step(report.checkpointed_timeline, MemoryCurveStyle::checkpointed());
+  return chart.text();
+}
+
+}  // namespace remat
+
+namespace remat {
+
+namespace detail {
+
+/// Traces a training step of a module with its real loss, and leaves the module as it was.
+template <class Module, class Loss>
+StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
+  require(model.is_training() && records_regions(), [&] {
+    return ErrorMessage("remat.plan.mode")
+        .where("remat::plan")
+        .what(model.name() +
+              " is in eval mode, or grad mode is off, or this is inside another plan")
+        .cause("Nothing would be recorded")
+        .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
+  });
+  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
+  ModelState state(model, x);
+  const auto step = [&](const RegionOptions& options) {
+    auto output = run_region(options, [&] { return model.forward(x); });
+    const torch::Tensor value = loss(output);
+    require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
+      return ErrorMessage("remat.plan.loss")
+          .where("remat::plan")
+          .what("the loss is no scalar that requires grad")
+          .cure("Return what a training step calls backward() on");
+    });
+    value.backward();
+  };
+  return trace_module_step(state, model.name(), step);
+}
+
+}  // namespace detail
+
+/// Makes the plan that needs the least time within a budget, from one traced training step.
+///
+/// The step is forward as one checkpointed region, loss and backward, run twice; afterwards the
+/// model is as it was: gradients, buffers, modes, switches, random states. The plan is applied with
+/// `remat::checkpoint(plan, fn, inputs...)` around the same forward, or given to a backbone's
+/// `enable_gradient_checkpointing`.
+///
+/// @param model    in training mode; a module with forward(tensor)
+/// @param example  an input of the size of a training batch
+/// @param loss     makes a scalar of what forward returned
+/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
+/// in eval mode or the loss is no scalar that requires grad
+template <class Module, class Loss>
+  requires std::derived_from<Module, torch::nn::Module>
+MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
+                const MemoryBudget& budget) {
+  const StepTrace trace = detail::trace_training_step(model, example, loss);
+  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
+}
+
+/// As for a module; takes a holder.
+template <class Impl, class Loss>
+MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
+                Loss&& loss, const MemoryBudget& budget) {
+  return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
+}
+
+/// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.
+///
+/// Regions inside are part of it. If other operations run than those of the plan, everything from
+/// there on is dropped and recomputed: right, and slower.
+///
+/// @param outcome  gets whether the plan was followed; may be null
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
+                          Inputs&&... inputs) {
+  const auto followed = std::make_shared<PlanOutcome>();
+  struct Report {
+    std::shared_ptr<PlanOutcome> from;
+    PlanOutcome* to;
+    ~Report() {
+      if (to != nullptr) *to = *from;
+    }
+  } const report{followed, outcome};
+  detail::RegionOptions options;
+  options.is_indivisible = true;
+  options.keep = detail::PlanFollower(std::make_shared<const MemoryPlan>(plan), followed);
+  return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+/// As above, without an outcome.
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+decltype(auto) checkpoint(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
+  return checkpoint(plan, nullptr, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
 
 }  // namespace remat
 
