@@ -2,11 +2,14 @@
 #pragma once
 
 #include <concepts>
+#include <memory>
 #include <type_traits>
 #include <utility>
 
 #include "remat/checkpoint.hpp"
 #include "remat/engine/graph_of.hpp"
+#include "remat/engine/plan_follower.hpp"
+#include "remat/plan/memory_plan.hpp"
 
 namespace remat {
 
@@ -39,6 +42,28 @@ template <class Function, class... Inputs>
   requires std::invocable<Function, Inputs...>
 Graph explain(Function&& fn, Inputs&&... inputs) {
   return explain(keep::nothing{}, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+/// As above, keeping what a plan says; the graph, and so the table, says whether the region
+/// followed the plan to its end, or where it left it.
+///
+/// A module that has a budget of its own follows the region around it here, as in any region: hand
+/// over its `memory_plan()`.
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+Graph explain(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
+  Graph graph;
+  detail::RegionOptions options;
+  options.measures_time = true;
+  const auto follower = detail::follow_plan(options, std::make_shared<const MemoryPlan>(plan));
+  options.at_end = [&graph, compare = std::move(options.at_end)](detail::Tape& tape) {
+    compare(tape);
+    graph = detail::graph_of(tape);
+  };
+  static_cast<void>(
+      detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
+  if (follower->has_ended()) graph.plan_outcome = follower->outcome();
+  return graph;
 }
 
 }  // namespace remat

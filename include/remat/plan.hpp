@@ -10,6 +10,7 @@
 #include "remat/plan/memory_plan.hpp"
 #include "remat/plan/plan.hpp"
 #include "remat/plan/plan_fingerprint.hpp"
+#include "remat/plan/plan_outcome.hpp"
 #include "remat/plan/recompute_time.hpp"
 #include "remat/plan/segment_keeps.hpp"
 #include "remat/plan/simulate.hpp"

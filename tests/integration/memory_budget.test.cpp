@@ -3,13 +3,21 @@
 #include "tests/support/training_step.hpp"
 
 #include "remat/backbones.hpp"
+#include "remat/explain.hpp"
 #include "remat/memory.hpp"
 #include "remat/nn.hpp"
+#include "remat/plan/memory_plan_json.hpp"
 #include "remat/training.hpp"
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
+#include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 /// Plans within a budget against the plain program: the same bits, and the bytes that were
@@ -61,6 +69,25 @@ bool is_same(const Step& a, const Step& b) {
     same = same && torch::equal(a.buffers[i], b.buffers[i]);
   return same;
 }
+
+/// Layers that run as often as it is told, and may do something else in between.
+struct BranchingImpl : torch::nn::Module {
+  explicit BranchingImpl(int layers) : depth(layers) {
+    linear = register_module("linear", torch::nn::Linear(32, 32));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (int i = 0; i < depth; ++i) {
+      x = torch::tanh(linear->forward(x));
+      if (i == 0 && meanwhile) std::exchange(meanwhile, nullptr)();
+    }
+    return x;
+  }
+
+  int depth;
+  std::function<void()> meanwhile;
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Branching);
 
 /// Fractions of plain that are feasible at the tests' small sizes.
 const std::vector<double> kFractions{1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55,
@@ -236,6 +263,144 @@ TEST_CASE("a step that leaves its plan is right, and says where it left") {
   CHECK(is_same(other.step(), plain.step()));
   CHECK(!other.net->plan_outcome().is_followed);
   CHECK(other.net->plan_outcome().deviation.find("was planned") != std::string::npos);
+}
+
+TEST_CASE("a plan that was saved and loaded gives the same bits and the same measured peak") {
+  Trainee made("mobilenet_v2"), loaded("mobilenet_v2");
+  for (const torch::Tensor& parameter : made.net->parameters())
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+  const auto loss = [](const torch::Tensor& output) { return output.square().mean(); };
+  const remat::MemoryPlan plan =
+      remat::plan(*made.net, made.images, loss, MemoryBudget::fraction_of_plain(0.6));
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() /
+      ("remat-plan-" + std::to_string(std::random_device{}()) + ".json");
+  remat::save_plan(plan, path);
+  const remat::MemoryPlan read = remat::load_plan(path);
+  std::filesystem::remove(path);
+
+  CHECK(read == plan);
+  made.net->enable_gradient_checkpointing(plan);
+  loaded.net->enable_gradient_checkpointing(read);
+  for (int i = 0; i < 2; ++i) {
+    const Step expected = made.step(), step = loaded.step();
+    CHECK(is_same(step, expected));
+    CHECK(step.peak == expected.peak);
+    CHECK(loaded.net->plan_outcome().is_followed);
+  }
+}
+
+TEST_CASE("a forward that ends before its plan, or goes on behind it, has left it") {
+  torch::manual_seed(0);
+  Branching net(0);
+  const torch::Tensor x = torch::randn({64, 32});
+  const auto loss = [](const torch::Tensor& output) { return output.sum(); };
+  net->depth = 4;
+  const remat::MemoryPlan plan = remat::plan(*net, x, loss, MemoryBudget::fraction_of_plain(1.0));
+  const auto outcome_at = [&](int depth) {
+    net->depth = depth;
+    remat::PlanOutcome outcome;
+    remat::checkpoint(plan, &outcome, [&] { return net->forward(x); }).sum().backward();
+    return outcome;
+  };
+  const std::size_t count = plan.operations.size();
+
+  CHECK(outcome_at(4) == remat::PlanOutcome());
+  CHECK(outcome_at(3) ==
+        remat::PlanOutcome{false, "the plan has " + std::to_string(count) + " operations, " +
+                                      std::to_string(count / 4 * 3) + " ran"});
+  CHECK(outcome_at(5).deviation.starts_with("operation " + std::to_string(count) + ", aten::"));
+  CHECK(outcome_at(5).deviation.ends_with(" ran where the plan ends"));
+
+  remat::PlanOutcome outcome;
+  const auto fail = [&]() -> torch::Tensor {
+    net->depth = 1;
+    const torch::Tensor y = net->forward(x);
+    throw std::runtime_error("broken");
+    return y;
+  };
+  CHECK_THROWS_WITH(remat::checkpoint(plan, &outcome, fail), "broken");
+  CHECK(outcome == remat::PlanOutcome{false, "forward ended with an exception"});
+  const torch::NoGradGuard no_grad;
+  remat::checkpoint(plan, &outcome, [&] { return net->forward(x); });
+  CHECK(outcome == remat::PlanOutcome());  // nothing was recorded
+}
+
+TEST_CASE("a module within a budget that ends before its plan says so and makes a new one") {
+  torch::manual_seed(0);
+  remat::Checkpointed<Branching> net(4);
+  const torch::Tensor x = torch::randn({64, 32});
+  net->enable_gradient_checkpointing(MemoryBudget::fraction_of_plain(1.0));
+  net->forward(x);
+  const auto plan = net->memory_plan();
+  REQUIRE(plan != nullptr);
+  CHECK(net->plan_outcome().is_followed);
+
+  net->depth = 2;
+  net->forward(x);
+  CHECK(net->memory_plan() == plan);  // the one that the last forward had
+  CHECK(net->plan_outcome().deviation.find(" operations, ") != std::string::npos);
+  net->forward(x);
+  CHECK(net->memory_plan() != plan);
+  CHECK(net->memory_plan()->operations.size() == plan->operations.size() / 2);
+  CHECK(net->plan_outcome().is_followed);
+}
+
+TEST_CASE("a pass that leaves its plan does not take another thread's plan with it") {
+  torch::manual_seed(0);
+  remat::Checkpointed<Branching> net(4);
+  const torch::Tensor small = torch::randn({8, 32}), large = torch::randn({64, 32});
+  net->enable_gradient_checkpointing(MemoryBudget::fraction_of_plain(1.0));
+  net->forward(small);
+  const auto plan_of_small = net->memory_plan();
+  net->forward(large);
+  const auto plan_of_large = net->memory_plan();
+  REQUIRE(plan_of_small != plan_of_large);
+
+  // While the large batch is on its way, the small one passes in a thread and keeps to its plan.
+  net->depth = 5;
+  net->meanwhile = [&] {
+    std::thread([&] {
+      net->depth = 4;
+      net->forward(small);
+      CHECK(net->plan_outcome().is_followed);
+      net->depth = 5;
+    }).join();
+  };
+  net->forward(large);
+  CHECK_FALSE(net->plan_outcome().is_followed);
+  net->depth = 4;
+  net->forward(small);
+  CHECK(net->memory_plan() == plan_of_small);
+  net->forward(large);
+  CHECK(net->memory_plan() != plan_of_large);
+}
+
+TEST_CASE("explain says whether a region followed its plan, and where it left it") {
+  torch::manual_seed(0);
+  Branching net(4);
+  const torch::Tensor x = torch::randn({64, 32});
+  const auto loss = [](const torch::Tensor& output) { return output.sum(); };
+  const remat::MemoryPlan plan = remat::plan(*net, x, loss, MemoryBudget::fraction_of_plain(1.0));
+  const auto run = [&] { return net->forward(x); };
+
+  const remat::Graph followed = remat::explain(plan, run);
+  CHECK(followed.operations.size() == plan.operations.size());
+  REQUIRE(followed.plan_outcome.has_value());
+  CHECK(followed.plan_outcome->is_followed);
+  CHECK(remat::to_string(followed).ends_with("\nthe plan was followed\n"));
+  // A plan for all of plain's memory keeps what autograd saves.
+  CHECK(followed.bytes(remat::Graph::Fate::dropped).count == 0);
+
+  net->depth = 2;
+  CHECK(remat::to_string(remat::explain(plan, run))
+            .ends_with("\nthe plan was left: the plan has " +
+                       std::to_string(plan.operations.size()) + " operations, " +
+                       std::to_string(plan.operations.size() / 2) + " ran\n"));
+  CHECK_FALSE(remat::explain(run).plan_outcome.has_value());
+  CHECK(remat::to_string(remat::explain(run)).find("the plan") == std::string::npos);
+  const torch::NoGradGuard no_grad;
+  CHECK_FALSE(remat::explain(plan, run).plan_outcome.has_value());
 }
 
 TEST_CASE("what cannot be planned says so") {

@@ -1,58 +1,107 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <utility>
-
+#include "remat/engine/region.hpp"
 #include "remat/plan/memory_plan.hpp"
+#include "remat/plan/plan_outcome.hpp"
 #include "remat/policies/keep.hpp"
 #include "remat/units.hpp"
 
-namespace remat {
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
 
-/// How a forward pass kept to its plan.
-struct PlanOutcome {
-  bool is_followed = true;  ///< the same operations ran, none with a larger result
-  std::string deviation;    ///< what was different first; empty: nothing
-};
+namespace remat::detail {
 
-namespace detail {
-
-/// A keep policy that does what a plan says, for one forward pass.
+/// A plan in one forward pass: says as a keep policy what stays, and compares what ran.
+///
+/// The policy is not asked about every operation, since tiny results stay anyway; so the end
+/// compares all of them once more, and finds those that did not run.
 class PlanFollower {
  public:
-  PlanFollower(std::shared_ptr<const MemoryPlan> plan, std::shared_ptr<PlanOutcome> outcome)
-      : plan_(std::move(plan)), outcome_(std::move(outcome)) {}
+  explicit PlanFollower(std::shared_ptr<const MemoryPlan> plan) : plan_(std::move(plan)) {}
 
-  bool operator()(const keep::Operation& operation, Bytes bytes) const {
-    if (!outcome_->is_followed) return false;
+  const std::shared_ptr<const MemoryPlan>& plan() const { return plan_; }
+  bool has_ended() const { return has_ended_; }
+  /// Whether the pass came to its end, and was another than planned.
+  bool has_deviated() const { return has_ended_ && !outcome_.is_followed; }
+
+  /// Returns how the pass kept to the plan. Where nothing was recorded there was nothing to keep
+  /// to.
+  PlanOutcome outcome() const {
+    if (has_begun_ && !has_ended_ && outcome_.is_followed)
+      return {false, "forward ended with an exception"};
+    return outcome_;
+  }
+
+  bool is_kept(const keep::Operation& operation, Bytes bytes) {
+    has_begun_ = true;
+    if (!outcome_.is_followed) return false;
     if (operation.position >= plan_->operations.size())
-      return leave(operation, "where the plan ends");
+      return leave(operation.position, operation.name, "where the plan ends");
     const MemoryPlan::Operation& planned = plan_->operations[operation.position];
-    if (planned.name != operation.name || operation.result >= planned.results.size())
-      return leave(operation, "where " + planned.name + " was planned");
+    if (planned.name != operation.name)
+      return leave(operation.position, operation.name, "where " + planned.name + " was planned");
+    if (operation.result >= planned.results.size())
+      return leave(operation.position, operation.name,
+                   "with more results than the " + std::to_string(planned.results.size()) +
+                       " that were planned");
     const MemoryPlan::Result& result = planned.results[operation.result];
     if (bytes > result.bytes && result.bytes.count > 0)  // 0: memory that was there before
-      return leave(operation, "with a result of " + to_string(bytes) + " where " +
-                                  to_string(result.bytes) + " were planned");
+      return leave(operation.position, operation.name,
+                   "with a result of " + to_string(bytes) + " where " + to_string(result.bytes) +
+                       " were planned");
     return result.is_kept;
+  }
+
+  /// Compares the innermost region of the tape, which is about to end.
+  void end(Tape& tape) {
+    const std::lock_guard<std::recursive_mutex> lock(tape.mutex);
+    has_begun_ = has_ended_ = true;
+    if (!outcome_.is_followed) return;
+    const std::size_t first = tape.regions[static_cast<std::size_t>(tape.region)].first_operation;
+    const std::size_t ran = tape.operations.size() - first, planned = plan_->operations.size();
+    for (std::size_t i = 0; i < ran && i < planned; ++i)
+      if (const std::string_view name = tape.operations[first + i].traits->name;
+          name != plan_->operations[i].name) {
+        leave(i, name, "where " + plan_->operations[i].name + " was planned");
+        return;
+      }
+    if (ran == planned) return;
+    outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
+                           std::to_string(ran) + " ran"};
   }
 
  private:
   /// From here on everything is dropped: right whatever runs, and within any budget that is met at
   /// all.
-  bool leave(const keep::Operation& operation, const std::string& where) const {
-    outcome_->is_followed = false;
-    outcome_->deviation = "operation " + std::to_string(operation.position) + ", " +
-                          std::string(operation.name) + ", ran " + where;
+  bool leave(std::size_t position, std::string_view name, const std::string& where) {
+    outcome_ = {false, "operation " + std::to_string(position) + ", " + std::string(name) +
+                           ", ran " + where};
     return false;
   }
 
   std::shared_ptr<const MemoryPlan> plan_;
-  std::shared_ptr<PlanOutcome> outcome_;
+  PlanOutcome outcome_;
+  bool has_begun_ = false;
+  bool has_ended_ = false;
 };
 
-}  // namespace detail
-}  // namespace remat
+/// Makes the region that is opened with these options follow a plan.
+///
+/// @return  what knows, when the region has ended, how it kept to it
+inline std::shared_ptr<const PlanFollower> follow_plan(RegionOptions& options,
+                                                       std::shared_ptr<const MemoryPlan> plan) {
+  auto follower = std::make_shared<PlanFollower>(std::move(plan));
+  options.is_indivisible = true;
+  options.keep = [follower](const keep::Operation& operation, Bytes bytes) {
+    return follower->is_kept(operation, bytes);
+  };
+  options.at_end = [follower](Tape& tape) { follower->end(tape); };
+  return follower;
+}
+
+}  // namespace remat::detail

@@ -14,13 +14,14 @@
 #include <vector>
 
 #include "remat/checkpoint.hpp"
+#include "remat/engine/plan_follower.hpp"
 #include "remat/engine/trace_step.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/nn/model_state.hpp"
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
-#include "remat/engine/plan_follower.hpp"
+#include "remat/plan/plan_outcome.hpp"
 
 namespace remat::detail {
 
@@ -62,7 +63,7 @@ class BudgetedRun {
     const std::scoped_lock lock(mutex_, other.mutex_);
     target_ = other.target_;
     planned_ = other.planned_;
-    outcome_ = other.outcome_;
+    last_ = other.last_;
     return *this;
   }
 
@@ -71,7 +72,7 @@ class BudgetedRun {
     const std::lock_guard lock(mutex_);
     target_ = std::move(target);
     planned_.clear();
-    outcome_ = nullptr;
+    last_ = nullptr;
   }
 
   bool is_set() const {
@@ -83,22 +84,22 @@ class BudgetedRun {
   std::shared_ptr<const MemoryPlan> plan() const {
     const std::lock_guard lock(mutex_);
     if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
-    return planned_.empty() ? nullptr : planned_.back().plan;
+    return last_ == nullptr ? nullptr : last_->plan();
   }
 
   /// Says how the last forward kept to its plan.
   PlanOutcome outcome() const {
     const std::lock_guard lock(mutex_);
-    return outcome_ == nullptr ? PlanOutcome() : *outcome_;
+    return last_ == nullptr ? PlanOutcome() : last_->outcome();
   }
 
   std::function<void()> remember() {
     const std::lock_guard lock(mutex_);
-    return [this, target = target_, planned = planned_, outcome = outcome_] {
+    return [this, target = target_, planned = planned_, last = last_] {
       const std::lock_guard lock_again(mutex_);
       target_ = target;
       planned_ = planned;
-      outcome_ = outcome;
+      last_ = last;
     };
   }
 
@@ -108,16 +109,10 @@ class BudgetedRun {
   template <class Forward>
   torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
     if (!records_regions() || thread_state().tape) return forward(x);
-    const auto outcome = std::make_shared<PlanOutcome>();
     RegionOptions options;
     options.name = module.name();
-    options.is_indivisible = true;
-    options.keep = PlanFollower(plan_for(module, x, forward), outcome);
-    torch::Tensor result = run_region(options, [&] { return forward(x); });
-    const std::lock_guard lock(mutex_);
-    outcome_ = outcome;
-    if (!outcome->is_followed) forget_last();
-    return result;
+    const Pass pass{*this, follow_plan(options, plan_for(module, x, forward))};
+    return run_region(options, [&] { return forward(x); });
   }
 
  private:
@@ -126,6 +121,18 @@ class BudgetedRun {
     std::shared_ptr<const MemoryPlan> plan;
   };
   static constexpr std::size_t kMostPlans = 8;
+
+  /// A forward pass, noted when it is over, whether well or by an exception.
+  struct Pass {
+    BudgetedRun& owner;
+    std::shared_ptr<const PlanFollower> follower;
+    ~Pass() {
+      const std::lock_guard lock(owner.mutex_);
+      // Another thread may have made or used another plan since.
+      if (follower->has_deviated()) owner.forget(follower->plan());
+      owner.last_ = std::move(follower);
+    }
+  };
 
   /// The loss is not traced: it saves, and makes in backward, tensors of the size of what it gets,
   /// besides the gradient that stands in for it.
@@ -160,15 +167,15 @@ class BudgetedRun {
   }
 
   /// The operations differ from those of the trace, so that the next forward makes a new plan.
-  void forget_last() {
-    if (!planned_.empty()) planned_.pop_back();
+  void forget(const std::shared_ptr<const MemoryPlan>& plan) {
+    std::erase_if(planned_, [&](const Planned& planned) { return planned.plan == plan; });
   }
 
   // Guards what follows; recursive because a trace remembers and puts back the module's switches.
   mutable std::recursive_mutex mutex_;
   Target target_;
-  std::vector<Planned> planned_;  // the one that was used last is the last
-  std::shared_ptr<const PlanOutcome> outcome_;
+  std::vector<Planned> planned_;              // the one that was used last is the last
+  std::shared_ptr<const PlanFollower> last_;  // of the last forward; null: there was none
 };
 
 }  // namespace remat::detail

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "remat/plan/plan_outcome.hpp"
 #include "remat/units.hpp"
 
 namespace remat {
@@ -61,6 +63,7 @@ struct Graph {
   std::vector<Value> values;
   std::vector<Operation> operations;
   std::vector<Region> regions;
+  std::optional<PlanOutcome> plan_outcome{};  ///< how the region kept to its plan, if it had one
 
   /// Returns the bytes of all values of that fate; for `dropped` only what autograd saved, which
   /// plain would hold.
@@ -93,7 +96,7 @@ struct Graph {
 };
 
 /// Writes a table: for each kind of operation how often it ran, what was kept and dropped of it,
-/// and what running it again costs.
+/// and what running it again costs; for a region that had a plan, whether that was followed.
 inline std::string to_string(const Graph& graph) {
   struct Row {
     std::size_t count = 0, recomputed = 0;
@@ -136,7 +139,8 @@ inline std::string to_string(const Graph& graph) {
                 to_string(graph.bytes(Graph::Fate::external)).c_str(),
                 graph.seconds() > 0 ? 100 * graph.recomputed_seconds() / graph.seconds() : 0.0,
                 graph.seconds() * 1e3);
-  return table + foot;
+  table += foot;
+  return graph.plan_outcome ? table + to_string(*graph.plan_outcome) + "\n" : table;
 }
 
 inline std::ostream& operator<<(std::ostream& stream, const Graph& graph) {

@@ -49,15 +49,6 @@ struct MemoryPlan {
   double forward_seconds = 0;         ///< of all of forward's, to compare with
   std::int64_t recomputed_count = 0;  ///< operations that backward runs again
 
-  /// Returns the bytes that stay from forward to backward because the plan says so.
-  Bytes kept() const {
-    Bytes sum;
-    for (const Operation& operation : operations)
-      for (const Result& result : operation.results)
-        if (result.is_kept) sum += result.bytes;
-    return sum;
-  }
-
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
 

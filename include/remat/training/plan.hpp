@@ -16,6 +16,7 @@
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
+#include "remat/plan/plan_outcome.hpp"
 #include "remat/plan/step_points.hpp"
 #include "remat/plan/step_trace.hpp"
 
@@ -84,22 +85,19 @@ MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor&
 /// Regions inside are part of it. If other operations run than those of the plan, everything from
 /// there on is dropped and recomputed: right, and slower.
 ///
-/// @param outcome  gets whether the plan was followed; may be null
+/// @param outcome  gets whether the plan was followed to its end; may be null
 template <class Function, class... Inputs>
   requires std::invocable<Function, Inputs...>
 decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
                           Inputs&&... inputs) {
-  const auto followed = std::make_shared<PlanOutcome>();
+  detail::RegionOptions options;
   struct Report {
-    std::shared_ptr<PlanOutcome> from;
+    std::shared_ptr<const detail::PlanFollower> from;
     PlanOutcome* to;
     ~Report() {
-      if (to != nullptr) *to = *from;
+      if (to != nullptr) *to = from->outcome();
     }
-  } const report{followed, outcome};
-  detail::RegionOptions options;
-  options.is_indivisible = true;
-  options.keep = detail::PlanFollower(std::make_shared<const MemoryPlan>(plan), followed);
+  } const report{detail::follow_plan(options, std::make_shared<const MemoryPlan>(plan)), outcome};
   return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
 }
 
