@@ -49,13 +49,13 @@ class PriceWalk {
     const StepCost cost = simulation_.run(kept, &course_);
     for (std::size_t i = 0; i < prices_.size(); ++i) {
       const double excess = static_cast<double>(course_[i].count - limit) / plain_peak_;
-      prices_[i] = std::max(0.0, prices_[i] + kStep * excess);
+      prices_[i] = std::max(0.0, prices_[i] + kStep / static_cast<double>(prices_.size()) * excess);
     }
     return {std::move(kept), cost};
   }
 
  private:
-  static constexpr double kStep = 0.01;  // forward's times
+  static constexpr double kStep = 12;  // forward's times, over all events
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
