@@ -42,14 +42,15 @@
 //   remat/engine/tensors_in.hpp
 //   remat/engine/region.hpp
 //   remat/checkpoint.hpp
-//   remat/plan/step_trace.hpp
-//   remat/engine/step_observer.hpp
-//   remat/engine/trace_step.hpp
 //   remat/plan/memory_budget.hpp
+//   remat/plan/step_trace.hpp
 //   remat/plan/step_simulation.hpp
 //   remat/plan/step_points.hpp
 //   remat/plan/memory_plan.hpp
+//   remat/plan/plan_outcome.hpp
 //   remat/engine/plan_follower.hpp
+//   remat/engine/step_observer.hpp
+//   remat/engine/trace_step.hpp
 //   remat/nn/toggle.hpp
 //   remat/nn/model_state.hpp
 //   remat/plan/minimum_cut.hpp
@@ -4097,6 +4098,59 @@ decltype(auto) call_plain(Function&& fn, Inputs&&... inputs) {
 
 namespace remat {
 
+/// How much memory a training step may need: bytes, or a part of what it needs without
+/// checkpointing.
+///
+/// Counted are tensors that the step allocates (saved values, gradients, temporaries), above the
+/// level before it, as `MemoryMeter` does; parameters and inputs are there before.
+class MemoryBudget {
+ public:
+  /// @throws ArgumentError  if there is less than one byte
+  static MemoryBudget bytes(Bytes count) {
+    require(count.count > 0, [&] {
+      return ErrorMessage("remat.budget.bytes")
+          .where("remat::MemoryBudget::bytes")
+          .what("the budget is " + to_string(count) + ", at least 1 byte was expected");
+    });
+    return MemoryBudget(count, 0);
+  }
+
+  /// @param part  above 0; 1 and more is plain
+  /// @throws ArgumentError  if `part` is not above 0
+  static MemoryBudget fraction_of_plain(double part) {
+    require(std::isfinite(part) && part > 0, [&] {
+      return ErrorMessage("remat.budget.fraction")
+          .where("remat::MemoryBudget::fraction_of_plain")
+          .what("the fraction is " + std::to_string(part) + ", a number above 0 was expected")
+          .cure("0.5 is half of the peak without checkpointing");
+    });
+    return MemoryBudget({}, part);
+  }
+
+  /// Returns the bytes, for a step that needs `plain_peak` without checkpointing.
+  Bytes resolve(Bytes plain_peak) const {
+    if (part_ == 0) return bytes_;
+    return {static_cast<std::int64_t>(part_ * static_cast<double>(plain_peak.count))};
+  }
+
+  /// Returns the part of plain; 0 for a budget in bytes.
+  double fraction() const { return part_; }
+
+  friend bool operator==(const MemoryBudget&, const MemoryBudget&) = default;
+
+ private:
+  MemoryBudget(Bytes count, double part) : bytes_(count), part_(part) {}
+
+  Bytes bytes_;
+  double part_;  // 0: `bytes_` counts
+};
+
+}  // namespace remat
+
+#include <iterator>
+
+namespace remat {
+
 /// What one training step did, forward and backward, as plain numbers: enough to say what it would
 /// need with other values kept.
 ///
@@ -4195,316 +4249,6 @@ struct StepTrace {
 };
 
 }  // namespace remat
-
-namespace remat::detail {
-
-/// Traces one training step for `StepSimulation`: set as the tape's observer and, on the thread
-/// that runs forward and backward, as the allocation listener.
-///
-/// Autograd's own memory is observed and not modelled: what is allocated is either a recorded
-/// value, or made by a recompute, or other memory, whose course does not depend on what is kept.
-class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeObserver {
- public:
-  /// Returns the trace; called after the backward pass.
-  StepTrace finish() {
-    const std::lock_guard lock(mutex_);
-    emit(StepTrace::Kind::done, none);
-    return std::move(trace_);
-  }
-
-  // --- memory ---
-
-  void changed(const void* block, std::int64_t bytes, c10::Device) override {
-    const std::lock_guard lock(mutex_);
-    if (bytes > 0) {
-      blocks_[block] = {slice_depth_ > 0 ? Owner::slice
-                        : is_running_    ? Owner::operation
-                                         : Owner::other,
-                        bytes, none};
-      if (slice_depth_ == 0) grow(is_running_, bytes);
-      return;
-    }
-    const auto found = blocks_.find(block);
-    if (found == blocks_.end()) return;  // from before the step
-    const Block gone = found->second;
-    blocks_.erase(found);
-    if (gone.owner == Owner::value) {
-      emit_let_go(gone.value);
-    } else if (gone.owner != Owner::slice) {
-      grow(gone.owner == Owner::operation, -gone.bytes);
-    }
-  }
-
-  void recompute_begins() override {
-    const std::lock_guard lock(mutex_);
-    ++slice_depth_;
-  }
-  void recompute_ended(std::int64_t) override {
-    const std::lock_guard lock(mutex_);
-    --slice_depth_;
-  }
-
-  // --- the tape ---
-
-  void operation_begins(Tape& tape) override {
-    look_for_unused(tape);
-    const std::lock_guard lock(mutex_);
-    emit(StepTrace::Kind::ran, none);
-    is_running_ = true;
-    running_event_ = trace_.events.size() - 1;
-    operation_bytes_ = operation_peak_ = 0;
-  }
-
-  void operation_ended(Tape& tape, OperationId id, const MadeValues& made) override {
-    const std::lock_guard lock(mutex_);
-    is_running_ = false;
-    trace_.events[running_event_].id = id;
-    trace_.operations.resize(static_cast<std::size_t>(id) + 1);
-    trace_.operations[static_cast<std::size_t>(id)].peak = operation_peak_;
-    for (const auto& [value, storage] : made) {
-      StepTrace::Value& noted = this->value(value);
-      const auto found = blocks_.find(storage.data());
-      if (found == blocks_.end()) continue;
-      Block& block = found->second;
-      noted.bytes = block.bytes;
-      if (block.owner == Owner::operation) operation_bytes_ -= block.bytes;
-      if (block.owner == Owner::other) other_ -= block.bytes, noted.is_copied = true;
-      if (block.owner == Owner::value) noted.takes_over = block.value;
-      block.owner = Owner::value;
-      block.value = value;
-      if (tape.values[static_cast<std::size_t>(value)].held) kept_.push_back(value);
-    }
-    // What else the operation left behind, such as the state of a random number generator.
-    for (auto& [address, block] : blocks_)
-      if (block.owner == Owner::operation) block.owner = Owner::other;
-    other_ += operation_bytes_;
-    peak_ = std::max(peak_, other_);
-  }
-
-  void layer_begins(Tape&, ValueId id) override {
-    const std::lock_guard lock(mutex_);
-    if (!has_layers_) trace_.layers_begin = id;
-    has_layers_ = true;
-  }
-  void kept(Tape&, ValueId id) override {
-    const std::lock_guard lock(mutex_);
-    if (std::ranges::find(kept_, id) == kept_.end()) kept_.push_back(id);
-    auto& ends = trace_.layer_ends;
-    // A layer that hands on its input, or a view of it, did nothing that could be dropped.
-    if (std::ranges::find(ends, id) == ends.end()) ends.push_back(id);
-  }
-  void saved(Tape&, ValueId id) override {
-    const std::lock_guard lock(mutex_);
-    emit(StepTrace::Kind::saved, id);
-  }
-  void asked(Tape& tape, ValueId id) override {
-    look_for_unused(tape);
-    const std::lock_guard lock(mutex_);
-    emit(StepTrace::Kind::asked, id);
-  }
-  void released(Tape& tape, ValueId id) override {
-    look_for_unused(tape);
-    const std::lock_guard lock(mutex_);
-    emit(StepTrace::Kind::released, id);
-  }
-
-  void ended(Tape& tape) override {
-    look_for_unused(tape);
-    const std::lock_guard lock(mutex_);
-    emit(StepTrace::Kind::ended, none);
-    trace_.operations.resize(tape.operations.size());
-    for (std::size_t i = 0; i < tape.values.size(); ++i) {
-      StepTrace::Value& noted = value(static_cast<ValueId>(i));
-      noted.producer = tape.values[i].producer;
-      noted.is_always_kept = tape.values[i].is_tiny;
-      noted.is_result = tape.values[i].is_result;
-      if (noted.is_result && tape.values[i].held && noted.producer != none)
-        kept_.push_back(static_cast<ValueId>(i));
-    }
-    for (std::size_t i = 0; i < tape.operations.size(); ++i) note(tape, i);
-  }
-
- private:
-  enum class Owner : std::uint8_t { value, operation, slice, other };
-  struct Block {
-    Owner owner = Owner::other;
-    std::int64_t bytes = 0;
-    ValueId value = none;
-  };
-
-  StepTrace::Value& value(ValueId id) {
-    if (trace_.values.size() <= static_cast<std::size_t>(id))
-      trace_.values.resize(static_cast<std::size_t>(id) + 1);
-    return trace_.values[static_cast<std::size_t>(id)];
-  }
-
-  void note(const Tape& tape, std::size_t index) {
-    const Operation& operation = tape.operations[index];
-    StepTrace::Operation& noted = trace_.operations[index];
-    noted.name = operation.traits->name;
-    noted.seconds = static_cast<double>(operation.seconds);
-    for (std::size_t i = 0; i < operation.use_count; ++i) {
-      const Use& use = tape.uses[operation.first_use + i];
-      if (use.needs_content) noted.reads.push_back(use.value);
-    }
-    for (std::size_t i = 0; i < operation.result_count; ++i)
-      noted.makes.push_back(tape.results[operation.first_result + i].value);
-  }
-
-  void grow(bool in_operation, std::int64_t bytes) {
-    if (in_operation) {
-      operation_bytes_ += bytes;
-      operation_peak_ = std::max(operation_peak_, operation_bytes_);
-    } else {
-      other_ += bytes;
-      peak_ = std::max(peak_, other_);
-    }
-  }
-
-  void emit(StepTrace::Kind kind, std::int32_t id) {
-    trace_.events.push_back({kind, id, other_, peak_});
-    peak_ = other_;
-  }
-
-  void emit_let_go(ValueId id) {
-    if (is_let_go_.size() <= static_cast<std::size_t>(id))
-      is_let_go_.resize(static_cast<std::size_t>(id) + 1);
-    if (is_let_go_[static_cast<std::size_t>(id)]) return;
-    is_let_go_[static_cast<std::size_t>(id)] = true;
-    emit(StepTrace::Kind::let_go, id);
-  }
-
-  /// What the tape holds does not show by a release that nobody else holds it any more.
-  void look_for_unused(Tape& tape) {
-    const std::lock_guard tape_lock(tape.mutex);
-    const std::lock_guard lock(mutex_);
-    std::erase_if(kept_, [&](ValueId id) {
-      const Value& value = tape.values[static_cast<std::size_t>(id)];
-      if (value.held && value.held.use_count() > 1) return false;
-      if (value.held) emit_let_go(id);
-      return true;
-    });
-  }
-
-  std::recursive_mutex mutex_;  // a block that is freed in a look at the tape is reported at once
-  StepTrace trace_;
-  ska::flat_hash_map<const void*, Block> blocks_;
-  std::vector<ValueId> kept_;  // by the tape, and by others as far as is known
-  std::vector<bool> is_let_go_;
-  std::int64_t other_ = 0, peak_ = 0;                      // of other memory
-  std::int64_t operation_bytes_ = 0, operation_peak_ = 0;  // of the running operation
-  std::size_t running_event_ = 0;
-  int slice_depth_ = 0;
-  bool is_running_ = false;
-  bool has_layers_ = false;
-};
-
-}  // namespace remat::detail
-
-namespace remat::detail {
-
-/// Calls `step(options)`, which runs forward as a region with these options and then backward, and
-/// returns what it did.
-///
-/// The region keeps nothing but what `keep_while_tracing` is given, so that a step that does not
-/// fit in memory without checkpointing can be traced.
-template <class Step>
-StepTrace trace_step(std::string name, Step&& step) {
-  const auto observer = std::make_shared<StepObserver>();
-  RegionOptions options;
-  options.name = std::move(name);
-  options.measures_time = true;
-  options.is_indivisible = true;
-  options.observer = observer;
-  const AllocationListenerGuard guard(observer);
-  std::forward<Step>(step)(options);
-  return observer->finish();
-}
-
-/// While a step is traced: calls `visit(tape, value)` with what the tensor's storage holds, if the
-/// region made that, else with none.
-template <class Visit>
-void visit_while_tracing(const at::Tensor& tensor, Visit&& visit) {
-  const std::shared_ptr<Tape>& tape = thread_state().tape;
-  if (!tape || !tape->observer || !tensor.defined() || !has_plain_storage(tensor)) return;
-  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
-  const ValueId id = tape->current(tensor, Version::number_of(tensor));
-  const bool is_made = id != none && tape->values[static_cast<std::size_t>(id)].producer != none;
-  visit(*tape, is_made ? id : none);
-}
-
-/// While a step is traced: notes where the layers of a chain begin.
-inline void begin_layer_while_tracing(const at::Tensor& input) {
-  visit_while_tracing(input, [](Tape& tape, ValueId id) { tape.observer->layer_begins(tape, id); });
-}
-
-/// While a step is traced: keeps a layer's output, so that backward recomputes layer by layer.
-inline void keep_while_tracing(const at::Tensor& output) {
-  visit_while_tracing(output, [&](Tape& tape, ValueId id) {
-    if (id == none) return;
-    Value& value = tape.values[static_cast<std::size_t>(id)];
-    if (!value.held) {
-      value.is_shared = true;
-      tape.set_held(id, output.storage());
-    }
-    tape.observer->kept(tape, id);
-  });
-}
-
-}  // namespace remat::detail
-
-namespace remat {
-
-/// How much memory a training step may need: bytes, or a part of what it needs without
-/// checkpointing.
-///
-/// Counted are tensors that the step allocates (saved values, gradients, temporaries), above the
-/// level before it, as `MemoryMeter` does; parameters and inputs are there before.
-class MemoryBudget {
- public:
-  /// @throws ArgumentError  if there is less than one byte
-  static MemoryBudget bytes(Bytes count) {
-    require(count.count > 0, [&] {
-      return ErrorMessage("remat.budget.bytes")
-          .where("remat::MemoryBudget::bytes")
-          .what("the budget is " + to_string(count) + ", at least 1 byte was expected");
-    });
-    return MemoryBudget(count, 0);
-  }
-
-  /// @param part  above 0; 1 and more is plain
-  /// @throws ArgumentError  if `part` is not above 0
-  static MemoryBudget fraction_of_plain(double part) {
-    require(std::isfinite(part) && part > 0, [&] {
-      return ErrorMessage("remat.budget.fraction")
-          .where("remat::MemoryBudget::fraction_of_plain")
-          .what("the fraction is " + std::to_string(part) + ", a number above 0 was expected")
-          .cure("0.5 is half of the peak without checkpointing");
-    });
-    return MemoryBudget({}, part);
-  }
-
-  /// Returns the bytes, for a step that needs `plain_peak` without checkpointing.
-  Bytes resolve(Bytes plain_peak) const {
-    if (part_ == 0) return bytes_;
-    return {static_cast<std::int64_t>(part_ * static_cast<double>(plain_peak.count))};
-  }
-
-  /// Returns the part of plain; 0 for a budget in bytes.
-  double fraction() const { return part_; }
-
-  friend bool operator==(const MemoryBudget&, const MemoryBudget&) = default;
-
- private:
-  MemoryBudget(Bytes count, double part) : bytes_(count), part_(part) {}
-
-  Bytes bytes_;
-  double part_;  // 0: `bytes_` counts
-};
-
-}  // namespace remat
-
-#include <iterator>
 
 namespace remat {
 
@@ -4887,15 +4631,6 @@ struct MemoryPlan {
   double forward_seconds = 0;         ///< of all of forward's, to compare with
   std::int64_t recomputed_count = 0;  ///< operations that backward runs again
 
-  /// Returns the bytes that stay from forward to backward because the plan says so.
-  Bytes kept() const {
-    Bytes sum;
-    for (const Operation& operation : operations)
-      for (const Result& result : operation.results)
-        if (result.is_kept) sum += result.bytes;
-    return sum;
-  }
-
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
 
@@ -4991,48 +4726,371 @@ namespace remat {
 
 /// How a forward pass kept to its plan.
 struct PlanOutcome {
-  bool is_followed = true;  ///< the same operations ran, none with a larger result
+  bool is_followed = true;  ///< the same operations ran, all of them, none with a larger result
   std::string deviation;    ///< what was different first; empty: nothing
+
+  friend bool operator==(const PlanOutcome&, const PlanOutcome&) = default;
 };
 
-namespace detail {
+/// Writes "the plan was followed", or where it was left.
+inline std::string to_string(const PlanOutcome& outcome) {
+  return outcome.is_followed ? "the plan was followed" : "the plan was left: " + outcome.deviation;
+}
 
-/// A keep policy that does what a plan says, for one forward pass.
+inline std::ostream& operator<<(std::ostream& stream, const PlanOutcome& outcome) {
+  return stream << to_string(outcome);
+}
+
+}  // namespace remat
+
+namespace remat::detail {
+
+/// A plan in one forward pass: says as a keep policy what stays, and compares what ran.
+///
+/// The policy is not asked about every operation, since tiny results stay anyway; so the end
+/// compares all of them once more, and finds those that did not run.
 class PlanFollower {
  public:
-  PlanFollower(std::shared_ptr<const MemoryPlan> plan, std::shared_ptr<PlanOutcome> outcome)
-      : plan_(std::move(plan)), outcome_(std::move(outcome)) {}
+  explicit PlanFollower(std::shared_ptr<const MemoryPlan> plan) : plan_(std::move(plan)) {}
 
-  bool operator()(const keep::Operation& operation, Bytes bytes) const {
-    if (!outcome_->is_followed) return false;
+  const std::shared_ptr<const MemoryPlan>& plan() const { return plan_; }
+  bool has_ended() const { return has_ended_; }
+  /// Whether the pass came to its end, and was another than planned.
+  bool has_deviated() const { return has_ended_ && !outcome_.is_followed; }
+
+  /// Returns how the pass kept to the plan. Where nothing was recorded there was nothing to keep
+  /// to.
+  PlanOutcome outcome() const {
+    if (has_begun_ && !has_ended_ && outcome_.is_followed)
+      return {false, "forward ended with an exception"};
+    return outcome_;
+  }
+
+  bool is_kept(const keep::Operation& operation, Bytes bytes) {
+    has_begun_ = true;
+    if (!outcome_.is_followed) return false;
     if (operation.position >= plan_->operations.size())
-      return leave(operation, "where the plan ends");
+      return leave(operation.position, operation.name, "where the plan ends");
     const MemoryPlan::Operation& planned = plan_->operations[operation.position];
-    if (planned.name != operation.name || operation.result >= planned.results.size())
-      return leave(operation, "where " + planned.name + " was planned");
+    if (planned.name != operation.name)
+      return leave(operation.position, operation.name, "where " + planned.name + " was planned");
+    if (operation.result >= planned.results.size())
+      return leave(operation.position, operation.name,
+                   "with more results than the " + std::to_string(planned.results.size()) +
+                       " that were planned");
     const MemoryPlan::Result& result = planned.results[operation.result];
     if (bytes > result.bytes && result.bytes.count > 0)  // 0: memory that was there before
-      return leave(operation, "with a result of " + to_string(bytes) + " where " +
-                                  to_string(result.bytes) + " were planned");
+      return leave(operation.position, operation.name,
+                   "with a result of " + to_string(bytes) + " where " + to_string(result.bytes) +
+                       " were planned");
     return result.is_kept;
+  }
+
+  /// Compares the innermost region of the tape, which is about to end.
+  void end(Tape& tape) {
+    const std::lock_guard<std::recursive_mutex> lock(tape.mutex);
+    has_begun_ = has_ended_ = true;
+    if (!outcome_.is_followed) return;
+    const std::size_t first = tape.regions[static_cast<std::size_t>(tape.region)].first_operation;
+    const std::size_t ran = tape.operations.size() - first, planned = plan_->operations.size();
+    for (std::size_t i = 0; i < ran && i < planned; ++i)
+      if (const std::string_view name = tape.operations[first + i].traits->name;
+          name != plan_->operations[i].name) {
+        leave(i, name, "where " + plan_->operations[i].name + " was planned");
+        return;
+      }
+    if (ran == planned) return;
+    outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
+                           std::to_string(ran) + " ran"};
   }
 
  private:
   /// From here on everything is dropped: right whatever runs, and within any budget that is met at
   /// all.
-  bool leave(const keep::Operation& operation, const std::string& where) const {
-    outcome_->is_followed = false;
-    outcome_->deviation = "operation " + std::to_string(operation.position) + ", " +
-                          std::string(operation.name) + ", ran " + where;
+  bool leave(std::size_t position, std::string_view name, const std::string& where) {
+    outcome_ = {false, "operation " + std::to_string(position) + ", " + std::string(name) +
+                           ", ran " + where};
     return false;
   }
 
   std::shared_ptr<const MemoryPlan> plan_;
-  std::shared_ptr<PlanOutcome> outcome_;
+  PlanOutcome outcome_;
+  bool has_begun_ = false;
+  bool has_ended_ = false;
 };
 
-}  // namespace detail
-}  // namespace remat
+/// Makes the region that is opened with these options follow a plan.
+///
+/// @return  what knows, when the region has ended, how it kept to it
+inline std::shared_ptr<const PlanFollower> follow_plan(RegionOptions& options,
+                                                       std::shared_ptr<const MemoryPlan> plan) {
+  auto follower = std::make_shared<PlanFollower>(std::move(plan));
+  options.is_indivisible = true;
+  options.keep = [follower](const keep::Operation& operation, Bytes bytes) {
+    return follower->is_kept(operation, bytes);
+  };
+  options.at_end = [follower](Tape& tape) { follower->end(tape); };
+  return follower;
+}
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Traces one training step for `StepSimulation`: set as the tape's observer and, on the thread
+/// that runs forward and backward, as the allocation listener.
+///
+/// Autograd's own memory is observed and not modelled: what is allocated is either a recorded
+/// value, or made by a recompute, or other memory, whose course does not depend on what is kept.
+class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeObserver {
+ public:
+  /// Returns the trace; called after the backward pass.
+  StepTrace finish() {
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::done, none);
+    return std::move(trace_);
+  }
+
+  // --- memory ---
+
+  void changed(const void* block, std::int64_t bytes, c10::Device) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes > 0) {
+      blocks_[block] = {slice_depth_ > 0 ? Owner::slice
+                        : is_running_    ? Owner::operation
+                                         : Owner::other,
+                        bytes, none};
+      if (slice_depth_ == 0) grow(is_running_, bytes);
+      return;
+    }
+    const auto found = blocks_.find(block);
+    if (found == blocks_.end()) return;  // from before the step
+    const Block gone = found->second;
+    blocks_.erase(found);
+    if (gone.owner == Owner::value) {
+      emit_let_go(gone.value);
+    } else if (gone.owner != Owner::slice) {
+      grow(gone.owner == Owner::operation, -gone.bytes);
+    }
+  }
+
+  void recompute_begins() override {
+    const std::lock_guard lock(mutex_);
+    ++slice_depth_;
+  }
+  void recompute_ended(std::int64_t) override {
+    const std::lock_guard lock(mutex_);
+    --slice_depth_;
+  }
+
+  // --- the tape ---
+
+  void operation_begins(Tape& tape) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::ran, none);
+    is_running_ = true;
+    running_event_ = trace_.events.size() - 1;
+    operation_bytes_ = operation_peak_ = 0;
+  }
+
+  void operation_ended(Tape& tape, OperationId id, const MadeValues& made) override {
+    const std::lock_guard lock(mutex_);
+    is_running_ = false;
+    trace_.events[running_event_].id = id;
+    trace_.operations.resize(static_cast<std::size_t>(id) + 1);
+    trace_.operations[static_cast<std::size_t>(id)].peak = operation_peak_;
+    for (const auto& [value, storage] : made) {
+      StepTrace::Value& noted = this->value(value);
+      const auto found = blocks_.find(storage.data());
+      if (found == blocks_.end()) continue;
+      Block& block = found->second;
+      noted.bytes = block.bytes;
+      if (block.owner == Owner::operation) operation_bytes_ -= block.bytes;
+      if (block.owner == Owner::other) other_ -= block.bytes, noted.is_copied = true;
+      if (block.owner == Owner::value) noted.takes_over = block.value;
+      block.owner = Owner::value;
+      block.value = value;
+      if (tape.values[static_cast<std::size_t>(value)].held) kept_.push_back(value);
+    }
+    // What else the operation left behind, such as the state of a random number generator.
+    for (auto& [address, block] : blocks_)
+      if (block.owner == Owner::operation) block.owner = Owner::other;
+    other_ += operation_bytes_;
+    peak_ = std::max(peak_, other_);
+  }
+
+  void layer_begins(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    if (!has_layers_) trace_.layers_begin = id;
+    has_layers_ = true;
+  }
+  void kept(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    if (std::ranges::find(kept_, id) == kept_.end()) kept_.push_back(id);
+    auto& ends = trace_.layer_ends;
+    // A layer that hands on its input, or a view of it, did nothing that could be dropped.
+    if (std::ranges::find(ends, id) == ends.end()) ends.push_back(id);
+  }
+  void saved(Tape&, ValueId id) override {
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::saved, id);
+  }
+  void asked(Tape& tape, ValueId id) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::asked, id);
+  }
+  void released(Tape& tape, ValueId id) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::released, id);
+  }
+
+  void ended(Tape& tape) override {
+    look_for_unused(tape);
+    const std::lock_guard lock(mutex_);
+    emit(StepTrace::Kind::ended, none);
+    trace_.operations.resize(tape.operations.size());
+    for (std::size_t i = 0; i < tape.values.size(); ++i) {
+      StepTrace::Value& noted = value(static_cast<ValueId>(i));
+      noted.producer = tape.values[i].producer;
+      noted.is_always_kept = tape.values[i].is_tiny;
+      noted.is_result = tape.values[i].is_result;
+      if (noted.is_result && tape.values[i].held && noted.producer != none)
+        kept_.push_back(static_cast<ValueId>(i));
+    }
+    for (std::size_t i = 0; i < tape.operations.size(); ++i) note(tape, i);
+  }
+
+ private:
+  enum class Owner : std::uint8_t { value, operation, slice, other };
+  struct Block {
+    Owner owner = Owner::other;
+    std::int64_t bytes = 0;
+    ValueId value = none;
+  };
+
+  StepTrace::Value& value(ValueId id) {
+    if (trace_.values.size() <= static_cast<std::size_t>(id))
+      trace_.values.resize(static_cast<std::size_t>(id) + 1);
+    return trace_.values[static_cast<std::size_t>(id)];
+  }
+
+  void note(const Tape& tape, std::size_t index) {
+    const Operation& operation = tape.operations[index];
+    StepTrace::Operation& noted = trace_.operations[index];
+    noted.name = operation.traits->name;
+    noted.seconds = static_cast<double>(operation.seconds);
+    for (std::size_t i = 0; i < operation.use_count; ++i) {
+      const Use& use = tape.uses[operation.first_use + i];
+      if (use.needs_content) noted.reads.push_back(use.value);
+    }
+    for (std::size_t i = 0; i < operation.result_count; ++i)
+      noted.makes.push_back(tape.results[operation.first_result + i].value);
+  }
+
+  void grow(bool in_operation, std::int64_t bytes) {
+    if (in_operation) {
+      operation_bytes_ += bytes;
+      operation_peak_ = std::max(operation_peak_, operation_bytes_);
+    } else {
+      other_ += bytes;
+      peak_ = std::max(peak_, other_);
+    }
+  }
+
+  void emit(StepTrace::Kind kind, std::int32_t id) {
+    trace_.events.push_back({kind, id, other_, peak_});
+    peak_ = other_;
+  }
+
+  void emit_let_go(ValueId id) {
+    if (is_let_go_.size() <= static_cast<std::size_t>(id))
+      is_let_go_.resize(static_cast<std::size_t>(id) + 1);
+    if (is_let_go_[static_cast<std::size_t>(id)]) return;
+    is_let_go_[static_cast<std::size_t>(id)] = true;
+    emit(StepTrace::Kind::let_go, id);
+  }
+
+  /// What the tape holds does not show by a release that nobody else holds it any more.
+  void look_for_unused(Tape& tape) {
+    const std::lock_guard tape_lock(tape.mutex);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(kept_, [&](ValueId id) {
+      const Value& value = tape.values[static_cast<std::size_t>(id)];
+      if (value.held && value.held.use_count() > 1) return false;
+      if (value.held) emit_let_go(id);
+      return true;
+    });
+  }
+
+  std::recursive_mutex mutex_;  // a block that is freed in a look at the tape is reported at once
+  StepTrace trace_;
+  ska::flat_hash_map<const void*, Block> blocks_;
+  std::vector<ValueId> kept_;  // by the tape, and by others as far as is known
+  std::vector<bool> is_let_go_;
+  std::int64_t other_ = 0, peak_ = 0;                      // of other memory
+  std::int64_t operation_bytes_ = 0, operation_peak_ = 0;  // of the running operation
+  std::size_t running_event_ = 0;
+  int slice_depth_ = 0;
+  bool is_running_ = false;
+  bool has_layers_ = false;
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
+/// Calls `step(options)`, which runs forward as a region with these options and then backward, and
+/// returns what it did.
+///
+/// The region keeps nothing but what `keep_while_tracing` is given, so that a step that does not
+/// fit in memory without checkpointing can be traced.
+template <class Step>
+StepTrace trace_step(std::string name, Step&& step) {
+  const auto observer = std::make_shared<StepObserver>();
+  RegionOptions options;
+  options.name = std::move(name);
+  options.measures_time = true;
+  options.is_indivisible = true;
+  options.observer = observer;
+  const AllocationListenerGuard guard(observer);
+  std::forward<Step>(step)(options);
+  return observer->finish();
+}
+
+/// While a step is traced: calls `visit(tape, value)` with what the tensor's storage holds, if the
+/// region made that, else with none.
+template <class Visit>
+void visit_while_tracing(const at::Tensor& tensor, Visit&& visit) {
+  const std::shared_ptr<Tape>& tape = thread_state().tape;
+  if (!tape || !tape->observer || !tensor.defined() || !has_plain_storage(tensor)) return;
+  const std::lock_guard<std::recursive_mutex> lock(tape->mutex);
+  const ValueId id = tape->current(tensor, Version::number_of(tensor));
+  const bool is_made = id != none && tape->values[static_cast<std::size_t>(id)].producer != none;
+  visit(*tape, is_made ? id : none);
+}
+
+/// While a step is traced: notes where the layers of a chain begin.
+inline void begin_layer_while_tracing(const at::Tensor& input) {
+  visit_while_tracing(input, [](Tape& tape, ValueId id) { tape.observer->layer_begins(tape, id); });
+}
+
+/// While a step is traced: keeps a layer's output, so that backward recomputes layer by layer.
+inline void keep_while_tracing(const at::Tensor& output) {
+  visit_while_tracing(output, [&](Tape& tape, ValueId id) {
+    if (id == none) return;
+    Value& value = tape.values[static_cast<std::size_t>(id)];
+    if (!value.held) {
+      value.is_shared = true;
+      tape.set_held(id, output.storage());
+    }
+    tape.observer->kept(tape, id);
+  });
+}
+
+}  // namespace remat::detail
 
 namespace remat {
 
@@ -5830,13 +5888,13 @@ class PriceWalk {
     const StepCost cost = simulation_.run(kept, &course_);
     for (std::size_t i = 0; i < prices_.size(); ++i) {
       const double excess = static_cast<double>(course_[i].count - limit) / plain_peak_;
-      prices_[i] = std::max(0.0, prices_[i] + kStep * excess);
+      prices_[i] = std::max(0.0, prices_[i] + kStep / static_cast<double>(prices_.size()) * excess);
     }
     return {std::move(kept), cost};
   }
 
  private:
-  static constexpr double kStep = 0.01;  // forward's times
+  static constexpr double kStep = 12;  // forward's times, over all events
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -6670,7 +6728,7 @@ class BudgetedRun {
     const std::scoped_lock lock(mutex_, other.mutex_);
     target_ = other.target_;
     planned_ = other.planned_;
-    outcome_ = other.outcome_;
+    last_ = other.last_;
     return *this;
   }
 
@@ -6679,7 +6737,7 @@ class BudgetedRun {
     const std::lock_guard lock(mutex_);
     target_ = std::move(target);
     planned_.clear();
-    outcome_ = nullptr;
+    last_ = nullptr;
   }
 
   bool is_set() const {
@@ -6691,22 +6749,22 @@ class BudgetedRun {
   std::shared_ptr<const MemoryPlan> plan() const {
     const std::lock_guard lock(mutex_);
     if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
-    return planned_.empty() ? nullptr : planned_.back().plan;
+    return last_ == nullptr ? nullptr : last_->plan();
   }
 
   /// Says how the last forward kept to its plan.
   PlanOutcome outcome() const {
     const std::lock_guard lock(mutex_);
-    return outcome_ == nullptr ? PlanOutcome() : *outcome_;
+    return last_ == nullptr ? PlanOutcome() : last_->outcome();
   }
 
   std::function<void()> remember() {
     const std::lock_guard lock(mutex_);
-    return [this, target = target_, planned = planned_, outcome = outcome_] {
+    return [this, target = target_, planned = planned_, last = last_] {
       const std::lock_guard lock_again(mutex_);
       target_ = target;
       planned_ = planned;
-      outcome_ = outcome;
+      last_ = last;
     };
   }
 
@@ -6716,16 +6774,10 @@ class BudgetedRun {
   template <class Forward>
   torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
     if (!records_regions() || thread_state().tape) return forward(x);
-    const auto outcome = std::make_shared<PlanOutcome>();
     RegionOptions options;
     options.name = module.name();
-    options.is_indivisible = true;
-    options.keep = PlanFollower(plan_for(module, x, forward), outcome);
-    torch::Tensor result = run_region(options, [&] { return forward(x); });
-    const std::lock_guard lock(mutex_);
-    outcome_ = outcome;
-    if (!outcome->is_followed) forget_last();
-    return result;
+    const Pass pass{*this, follow_plan(options, plan_for(module, x, forward))};
+    return run_region(options, [&] { return forward(x); });
   }
 
  private:
@@ -6734,6 +6786,18 @@ class BudgetedRun {
     std::shared_ptr<const MemoryPlan> plan;
   };
   static constexpr std::size_t kMostPlans = 8;
+
+  /// A forward pass, noted when it is over, whether well or by an exception.
+  struct Pass {
+    BudgetedRun& owner;
+    std::shared_ptr<const PlanFollower> follower;
+    ~Pass() {
+      const std::lock_guard lock(owner.mutex_);
+      // Another thread may have made or used another plan since.
+      if (follower->has_deviated()) owner.forget(follower->plan());
+      owner.last_ = std::move(follower);
+    }
+  };
 
   /// The loss is not traced: it saves, and makes in backward, tensors of the size of what it gets,
   /// besides the gradient that stands in for it.
@@ -6768,15 +6832,15 @@ class BudgetedRun {
   }
 
   /// The operations differ from those of the trace, so that the next forward makes a new plan.
-  void forget_last() {
-    if (!planned_.empty()) planned_.pop_back();
+  void forget(const std::shared_ptr<const MemoryPlan>& plan) {
+    std::erase_if(planned_, [&](const Planned& planned) { return planned.plan == plan; });
   }
 
   // Guards what follows; recursive because a trace remembers and puts back the module's switches.
   mutable std::recursive_mutex mutex_;
   Target target_;
-  std::vector<Planned> planned_;  // the one that was used last is the last
-  std::shared_ptr<const PlanOutcome> outcome_;
+  std::vector<Planned> planned_;              // the one that was used last is the last
+  std::shared_ptr<const PlanFollower> last_;  // of the last forward; null: there was none
 };
 
 }  // namespace remat::detail
@@ -14866,6 +14930,7 @@ struct Graph {
   std::vector<Value> values;
   std::vector<Operation> operations;
   std::vector<Region> regions;
+  std::optional<PlanOutcome> plan_outcome{};  ///< how the region kept to its plan, if it had one
 
   /// Returns the bytes of all values of that fate; for `dropped` only what autograd saved, which
   /// plain would hold.
@@ -14898,7 +14963,7 @@ struct Graph {
 };
 
 /// Writes a table: for each kind of operation how often it ran, what was kept and dropped of it,
-/// and what running it again costs.
+/// and what running it again costs; for a region that had a plan, whether that was followed.
 inline std::string to_string(const Graph& graph) {
   struct Row {
     std::size_t count = 0, recomputed = 0;
@@ -14941,7 +15006,8 @@ inline std::string to_string(const Graph& graph) {
                 to_string(graph.bytes(Graph::Fate::external)).c_str(),
                 graph.seconds() > 0 ? 100 * graph.recomputed_seconds() / graph.seconds() : 0.0,
                 graph.seconds() * 1e3);
-  return table + foot;
+  table += foot;
+  return graph.plan_outcome ? table + to_string(*graph.plan_outcome) + "\n" : table;
 }
 
 inline std::ostream& operator<<(std::ostream& stream, const Graph& graph) {
@@ -15043,6 +15109,28 @@ template <class Function, class... Inputs>
   requires std::invocable<Function, Inputs...>
 Graph explain(Function&& fn, Inputs&&... inputs) {
   return explain(keep::nothing{}, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+/// As above, keeping what a plan says; the graph, and so the table, says whether the region
+/// followed the plan to its end, or where it left it.
+///
+/// A module that has a budget of its own follows the region around it here, as in any region: hand
+/// over its `memory_plan()`.
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+Graph explain(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
+  Graph graph;
+  detail::RegionOptions options;
+  options.measures_time = true;
+  const auto follower = detail::follow_plan(options, std::make_shared<const MemoryPlan>(plan));
+  options.at_end = [&graph, compare = std::move(options.at_end)](detail::Tape& tape) {
+    compare(tape);
+    graph = detail::graph_of(tape);
+  };
+  static_cast<void>(
+      detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...));
+  if (follower->has_ended()) graph.plan_outcome = follower->outcome();
+  return graph;
 }
 
 }  // namespace remat
@@ -16865,22 +16953,19 @@ MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor&
 /// Regions inside are part of it. If other operations run than those of the plan, everything from
 /// there on is dropped and recomputed: right, and slower.
 ///
-/// @param outcome  gets whether the plan was followed; may be null
+/// @param outcome  gets whether the plan was followed to its end; may be null
 template <class Function, class... Inputs>
   requires std::invocable<Function, Inputs...>
 decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
                           Inputs&&... inputs) {
-  const auto followed = std::make_shared<PlanOutcome>();
+  detail::RegionOptions options;
   struct Report {
-    std::shared_ptr<PlanOutcome> from;
+    std::shared_ptr<const detail::PlanFollower> from;
     PlanOutcome* to;
     ~Report() {
-      if (to != nullptr) *to = *from;
+      if (to != nullptr) *to = from->outcome();
     }
-  } const report{followed, outcome};
-  detail::RegionOptions options;
-  options.is_indivisible = true;
-  options.keep = detail::PlanFollower(std::make_shared<const MemoryPlan>(plan), followed);
+  } const report{detail::follow_plan(options, std::make_shared<const MemoryPlan>(plan)), outcome};
   return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
 }
 
