@@ -7,6 +7,7 @@
 #include "remat/plan/cheapest_keeps.hpp"
 #include "remat/plan/cost.hpp"
 #include "remat/plan/cut_points.hpp"
+#include "remat/plan/frontier.hpp"
 #include "remat/plan/graph.hpp"
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"

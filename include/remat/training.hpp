@@ -2,6 +2,8 @@
 #pragma once
 
 #include "remat/training/compare_memory.hpp"
+#include "remat/training/frontier.hpp"
+#include "remat/training/frontier_svg.hpp"
 #include "remat/training/memory_report.hpp"
 #include "remat/training/memory_report_svg.hpp"
 #include "remat/training/plan.hpp"

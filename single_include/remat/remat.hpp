@@ -160,6 +160,7 @@
 //   remat/nn/checkpoint_sequential.hpp
 //   remat/nn.hpp
 //   remat/plan/budget_text.hpp
+//   remat/plan/frontier.hpp
 //   remat/plan/plan_fingerprint.hpp
 //   remat/plan.hpp
 //   remat/policies/every_nth.hpp
@@ -169,10 +170,12 @@
 //   remat/training/memory_report.hpp
 //   remat/training/step_recorder.hpp
 //   remat/training/compare_memory.hpp
+//   remat/training/plan.hpp
+//   remat/training/frontier.hpp
 //   remat/training/svg_elements.hpp
 //   remat/training/svg_chart.hpp
+//   remat/training/frontier_svg.hpp
 //   remat/training/memory_report_svg.hpp
-//   remat/training/plan.hpp
 //   remat/training.hpp
 //   remat/version.hpp
 //   remat/detail/new_file.hpp
@@ -15829,6 +15832,165 @@ inline std::ostream& operator<<(std::ostream& stream, const MemoryBudget& budget
 
 namespace remat {
 
+/// One way to run a training step, and what it is predicted to cost.
+struct FrontierPoint {
+  /// What decides what stays.
+  enum class Kind : std::uint8_t {
+    plain,     ///< nothing: no checkpointing
+    segments,  ///< a known schedule over layers, see `segment_keeps`
+    budget,    ///< a search: what a memory budget of `peak` gets
+  };
+
+  Kind kind = Kind::plain;
+  std::string name;                   ///< "4 segments"
+  bool is_common = false;             ///< a schedule that people compare with
+  Bytes peak;                         ///< the most bytes alive at once, above those before the step
+  double fraction_of_plain = 1;       ///< of the plain step's peak
+  double recomputed_seconds = 0;      ///< of operations that backward runs again
+  std::int64_t recomputed_count = 0;  ///< how many those are
+  double share_of_forward = 0;        ///< those seconds over those of all of forward's operations
+
+  friend bool operator==(const FrontierPoint&, const FrontierPoint&) = default;
+};
+
+/// What a model's training step can be had for: memory against time.
+struct Frontier {
+  using Kind = FrontierPoint::Kind;
+
+  /// Plain, then the schedules, then what budgets get, the most memory first.
+  std::vector<FrontierPoint> points;
+  double forward_seconds = 0;  ///< of all of forward's operations, once
+
+  /// Returns the plain step; there must be points.
+  const FrontierPoint& plain() const { return points.front(); }
+
+  /// Returns the points of one kind, in their order.
+  std::vector<FrontierPoint> of(Kind kind) const {
+    std::vector<FrontierPoint> list;
+    std::ranges::copy_if(points, std::back_inserter(list),
+                         [&](const FrontierPoint& point) { return point.kind == kind; });
+    return list;
+  }
+
+  /// Returns what a budget gets: plain, or the fastest that fits; null if nothing does.
+  const FrontierPoint* fastest_within(Bytes budget) const {
+    for (const FrontierPoint& point : points)
+      if (point.kind != Kind::segments && point.peak <= budget) return &point;
+    return nullptr;
+  }
+
+  friend bool operator==(const Frontier&, const Frontier&) = default;
+};
+
+namespace detail {
+
+inline std::string percent(double part) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", 100 * part);
+  return text;
+}
+
+/// Names a budget that the peak just fits into: rounded upwards.
+inline std::string budget_name(Bytes peak, Bytes plain) {
+  const double part = static_cast<double>(peak.count) / static_cast<double>(plain.count);
+  return "budget " + percent(std::ceil(1e3 * part) / 1e3);
+}
+
+}  // namespace detail
+
+/// Makes the frontier of a traced step.
+inline Frontier make_frontier(const StepTrace& trace) {
+  Frontier frontier;
+  frontier.forward_seconds = trace.seconds();
+  StepSimulation simulation(trace);
+  const auto add = [&](FrontierPoint::Kind kind, std::string name, const StepCost& cost) {
+    const Bytes plain = frontier.points.empty() ? cost.peak : frontier.plain().peak;
+    const auto part = [](double count, double of) { return of > 0 ? count / of : 0; };
+    frontier.points.push_back(
+        {kind, std::move(name), /*is_common=*/false, cost.peak,
+         part(static_cast<double>(cost.peak.count), static_cast<double>(plain.count)), cost.seconds,
+         cost.recomputed_count, part(cost.seconds, frontier.forward_seconds)});
+  };
+  KeptValues saved;
+  for (const std::int32_t count : trace.saved_counts()) saved.push_back(count > 0);
+  const StepCost plain = simulation.run(saved);
+  add(FrontierPoint::Kind::plain, "plain", plain);
+  for (const NamedKeeps& schedule : segment_keeps(trace)) {
+    add(FrontierPoint::Kind::segments, schedule.name, simulation.run(schedule.kept));
+    frontier.points.back().is_common = schedule.is_common;
+  }
+  const std::vector<StepPoint> found = KeepSearch(trace).run().list();
+  for (std::size_t i = found.size(); i-- > 0;)
+    if (found[i].cost.peak < plain.peak)
+      add(FrontierPoint::Kind::budget, detail::budget_name(found[i].cost.peak, plain.peak),
+          found[i].cost);
+  return frontier;
+}
+
+namespace detail {
+
+/// Picks about `count` points, the most and the least among them, at even distances in memory.
+///
+/// @param points  the most memory first
+inline std::vector<FrontierPoint> thin_out(const std::vector<FrontierPoint>& points,
+                                           std::size_t count) {
+  if (points.size() <= count) return points;
+  const auto most = static_cast<double>(points.front().peak.count);
+  const auto least = static_cast<double>(points.back().peak.count);
+  std::vector<FrontierPoint> picked;
+  for (const FrontierPoint& point : points) {
+    const double level =
+        most - (most - least) * static_cast<double>(picked.size()) / static_cast<double>(count - 1);
+    if (static_cast<double>(point.peak.count) <= level) picked.push_back(point);
+  }
+  if (picked.back() != points.back()) picked.push_back(points.back());
+  return picked;
+}
+
+}  // namespace detail
+
+/// Writes a table: the plain step, the schedules that people compare with, and some twenty of the
+/// plans for budgets. A schedule's last column says what a plan of no more memory takes.
+inline std::string to_string(const Frontier& frontier) {
+  if (frontier.points.empty()) return "no points";
+  std::string text;
+  const auto line = [&](const std::string& name, const std::string& peak,
+                        const std::string& fraction, const std::string& count,
+                        const std::string& share, const std::string& plan) {
+    char row[200];
+    std::snprintf(row, sizeof row, "%-30s %11s %9s %11s %11s", name.c_str(), peak.c_str(),
+                  fraction.c_str(), count.c_str(), share.c_str());
+    text += (text.empty() ? "" : "\n") + std::string(row);
+    if (!plan.empty()) std::snprintf(row, sizeof row, " %11s", plan.c_str()), text += row;
+  };
+  const auto write = [&](const FrontierPoint& point, const std::string& plan) {
+    line(point.name, to_string(point.peak), detail::percent(point.fraction_of_plain),
+         std::to_string(point.recomputed_count), detail::percent(point.share_of_forward), plan);
+  };
+  line("a training step", "peak", "of plain", "runs again", "extra time", "by a plan");
+  write(frontier.plain(), "");
+  for (const FrontierPoint& point : frontier.of(FrontierPoint::Kind::segments)) {
+    if (!point.is_common) continue;
+    const FrontierPoint* plan = frontier.fastest_within(point.peak);
+    write(point, plan == nullptr ? "none" : detail::percent(plan->share_of_forward));
+  }
+  constexpr std::size_t kRows = 20;
+  for (const auto& point : detail::thin_out(frontier.of(FrontierPoint::Kind::budget), kRows))
+    write(point, "");
+  char foot[100];
+  std::snprintf(foot, sizeof foot, "\nextra time is part of that of forward's operations, %.1f ms",
+                1e3 * frontier.forward_seconds);
+  return text + foot;
+}
+
+inline std::ostream& operator<<(std::ostream& stream, const Frontier& frontier) {
+  return stream << to_string(frontier);
+}
+
+}  // namespace remat
+
+namespace remat {
+
 namespace detail {
 
 /// Makes 64 bits of texts and numbers, the same on every machine.
@@ -16339,6 +16501,128 @@ MemoryReport compare_memory(const torch::nn::ModuleHolder<Impl>& model, const to
 
 }  // namespace remat
 
+namespace remat {
+
+namespace detail {
+
+/// Traces a training step of a module with its real loss, and leaves the module as it was.
+template <class Module, class Loss>
+StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
+  require(model.is_training() && records_regions(), [&] {
+    return ErrorMessage("remat.plan.mode")
+        .where("remat::plan")
+        .what(model.name() +
+              " is in eval mode, or grad mode is off, or this is inside another plan")
+        .cause("Nothing would be recorded")
+        .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
+  });
+  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
+  ModelState state(model, x);
+  const auto step = [&](const RegionOptions& options) {
+    auto output = run_region(options, [&] { return model.forward(x); });
+    const torch::Tensor value = loss(output);
+    require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
+      return ErrorMessage("remat.plan.loss")
+          .where("remat::plan")
+          .what("the loss is no scalar that requires grad")
+          .cure("Return what a training step calls backward() on");
+    });
+    value.backward();
+  };
+  return trace_module_step(state, model.name(), step);
+}
+
+}  // namespace detail
+
+/// Makes the plan that needs the least time within a budget, from one traced training step.
+///
+/// The step is forward as one checkpointed region, loss and backward, run twice; afterwards the
+/// model is as it was: gradients, buffers, modes, switches, random states. The plan is applied with
+/// `remat::checkpoint(plan, fn, inputs...)` around the same forward, or given to a backbone's
+/// `enable_gradient_checkpointing`.
+///
+/// @param model    in training mode; a module with forward(tensor)
+/// @param example  an input of the size of a training batch
+/// @param loss     makes a scalar of what forward returned
+/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
+/// in eval mode or the loss is no scalar that requires grad
+template <class Module, class Loss>
+  requires std::derived_from<Module, torch::nn::Module>
+MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
+                const MemoryBudget& budget) {
+  const StepTrace trace = detail::trace_training_step(model, example, loss);
+  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
+}
+
+/// As for a module; takes a holder.
+template <class Impl, class Loss>
+MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
+                Loss&& loss, const MemoryBudget& budget) {
+  return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
+}
+
+/// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.
+///
+/// Regions inside are part of it. If other operations run than those of the plan, everything from
+/// there on is dropped and recomputed: right, and slower.
+///
+/// @param outcome  gets whether the plan was followed to its end; may be null
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
+                          Inputs&&... inputs) {
+  detail::RegionOptions options;
+  struct Report {
+    std::shared_ptr<const detail::PlanFollower> from;
+    PlanOutcome* to;
+    ~Report() {
+      if (to != nullptr) *to = from->outcome();
+    }
+  } const report{detail::follow_plan(options, std::make_shared<const MemoryPlan>(plan)), outcome};
+  return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+/// As above, without an outcome.
+template <class Function, class... Inputs>
+  requires std::invocable<Function, Inputs...>
+decltype(auto) checkpoint(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
+  return checkpoint(plan, nullptr, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
+}
+
+}  // namespace remat
+
+namespace remat {
+
+/// Says what a model's training step can be had for, from one traced step: without checkpointing,
+/// by known schedules over its layers, and by the plans that memory budgets get.
+///
+/// All are simulated on the same trace, so that they compare; nothing is run but that step, twice.
+/// Times are those of the operations that run again, measured in the traced step's forward.
+/// Layers are those of the checkpointed chains inside the model, whether or not they are switched
+/// on. Afterwards the model is as it was, as after `remat::plan`.
+///
+/// ```cpp
+/// std::cout << remat::frontier(*net, images, loss) << '\n';
+/// ```
+/// @param model    in training mode; a module with forward(tensor)
+/// @param example  an input of the size of a training batch
+/// @param loss     makes a scalar of what forward returned
+/// @throws ArgumentError  if the model is in eval mode or the loss is no scalar that requires grad
+template <class Module, class Loss>
+  requires std::derived_from<Module, torch::nn::Module>
+Frontier frontier(Module& model, const torch::Tensor& example, Loss&& loss) {
+  return make_frontier(detail::trace_training_step(model, example, loss));
+}
+
+/// As for a module; takes a holder.
+template <class Impl, class Loss>
+Frontier frontier(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
+                  Loss&& loss) {
+  return frontier(*model.ptr(), example, std::forward<Loss>(loss));
+}
+
+}  // namespace remat
+
 namespace remat::detail {
 
 /// Writes a number as SVG wants it: `std::printf` would write a comma where the locale has one.
@@ -16797,6 +17081,112 @@ class SvgChart {
 
 namespace remat {
 
+namespace detail {
+
+/// Finds places for the labels of a chart's points, where they cover neither a curve, nor a point,
+/// nor each other. Works in pixels to the right and upwards.
+class LabelPlaces {
+ public:
+  /// @param curve  stepped, in the units of the axes, which begin at zero
+  LabelPlaces(const std::vector<ChartPoint>& curve, const std::vector<ChartPoint>& points) {
+    double x_most = 0, y_most = 0;
+    for (const auto* list : {&curve, &points})
+      for (const ChartPoint& point : *list)
+        x_most = std::max(x_most, point.x), y_most = std::max(y_most, point.y);
+    if (x_most > 0) x_scale_ = kWidth / x_most;
+    if (y_most > 0) y_scale_ = kHeight / (kHeadroom * y_most);
+    for (const ChartPoint& point : points) {
+      const double x = x_scale_ * point.x, y = y_scale_ * point.y;
+      taken_.push_back({x - kDot, y - kDot, x + kDot, y + kDot});
+    }
+    for (std::size_t i = 1; i < curve.size(); ++i) {
+      const double from = x_scale_ * curve[i - 1].x, to = x_scale_ * curve[i].x;
+      const double before = y_scale_ * curve[i - 1].y, after = y_scale_ * curve[i].y;
+      taken_.push_back({from, before, to, before});
+      taken_.push_back({to, std::min(before, after), to, std::max(before, after)});
+    }
+  }
+
+  /// Returns the point with its label alone, moved so that `SvgChart` writes it in a free place: it
+  /// writes to the right and above.
+  ChartPoint place(const ChartPoint& point) {
+    const double width = svg_width(point.label, kFontSize);
+    const double x = x_scale_ * point.x, y = y_scale_ * point.y;
+    for (const double bottom : {3.0, -7.5, -19.0, 17.0, 31.0, 45.0, 59.0, 73.0})
+      for (const double left : {x + kGap, x - kGap - width}) {
+        const Box box{left, y + bottom, left + width, y + bottom + kLineHeight};
+        if (!is_free(box)) continue;
+        taken_.push_back(box);
+        return {(left - kGap) / x_scale_, (y + bottom - 3) / y_scale_, point.label};
+      }
+    return point;
+  }
+
+ private:
+  struct Box {
+    double left, bottom, right, top;
+  };
+  static constexpr double kWidth = 748, kHeight = 330, kHeadroom = 1.08;  // as `SvgChart` has them
+  static constexpr double kFontSize = 12, kLineHeight = 15, kGap = 7, kDot = 4, kClear = 2;
+
+  bool is_free(const Box& box) const {
+    // Inside of the axes, and by a point that does not widen them.
+    if (box.left < kGap || box.right > kWidth - 2 || box.bottom < 3 ||
+        box.bottom - 3 > kHeight / kHeadroom)
+      return false;
+    return std::ranges::none_of(taken_, [&](const Box& other) {
+      return box.left - kClear < other.right && other.left < box.right + kClear &&
+             box.bottom - kClear < other.top && other.bottom < box.top + kClear;
+    });
+  }
+
+  double x_scale_ = 1, y_scale_ = 1;
+  std::vector<Box> taken_;
+};
+
+}  // namespace detail
+
+/// Draws the frontier as an SVG picture: memory to the right, extra time upwards; the curve of what
+/// budgets get, and the schedules that people compare with, with their names.
+inline std::string to_svg(const Frontier& frontier) {
+  const auto place = [](const FrontierPoint& point, const std::string& name) {
+    return ChartPoint{100 * point.fraction_of_plain, 100 * point.share_of_forward,
+                      name.empty() ? name : name + ": " + to_string(point.peak)};
+  };
+  std::vector<ChartPoint> curve, schedules, plain, names;
+  for (const FrontierPoint& point : frontier.points) {
+    const bool is_plain = point.kind == FrontierPoint::Kind::plain;
+    if (point.kind != FrontierPoint::Kind::segments) curve.push_back(place(point, ""));
+    if (is_plain) plain.push_back(place(point, ""));
+    if (point.is_common) schedules.push_back(place(point, ""));
+    if (is_plain || point.is_common) names.push_back(place(point, point.name));
+  }
+  std::ranges::reverse(curve);
+  // First of all, since it has little room.
+  if (curve.size() > 1) names.insert(names.begin(), place(frontier.points.back(), "least"));
+  std::vector<ChartPoint> dots = schedules;
+  dots.insert(dots.end(), plain.begin(), plain.end());
+  detail::LabelPlaces places(curve, dots);
+  for (ChartPoint& name : names) name = places.place(name);
+
+  SvgChart chart("Memory against time of a training step",
+                 {"peak of a step, % of the plain step's"},
+                 {"operations that run again, % of forward's time"});
+  chart.set_subtitle("Predicted from one traced step");
+  chart.add(std::move(curve), {.name = "plans for memory budgets", .is_stepped = true});
+  const auto style = [](const char* name, const char* color) {
+    return ChartStyle{.name = name, .color = color, .has_line = false, .has_markers = true};
+  };
+  chart.add(std::move(schedules), style("schedules by segments", "#c0392b"));
+  chart.add(std::move(plain), style("no checkpointing", "#222222"));
+  chart.add(std::move(names), {.has_line = false});
+  return chart.text();
+}
+
+}  // namespace remat
+
+namespace remat {
+
 /// How a curve of memory is called and coloured, the same in every picture.
 struct MemoryCurveStyle {
   std::string name, color;
@@ -16884,96 +17274,6 @@ inline std::string to_svg(const MemoryReport& report) {
   chart.add_step(report.plain_timeline, MemoryCurveStyle::plain());
   chart.add_step(report.checkpointed_timeline, MemoryCurveStyle::checkpointed());
   return chart.text();
-}
-
-}  // namespace remat
-
-namespace remat {
-
-namespace detail {
-
-/// Traces a training step of a module with its real loss, and leaves the module as it was.
-template <class Module, class Loss>
-StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
-  require(model.is_training() && records_regions(), [&] {
-    return ErrorMessage("remat.plan.mode")
-        .where("remat::plan")
-        .what(model.name() +
-              " is in eval mode, or grad mode is off, or this is inside another plan")
-        .cause("Nothing would be recorded")
-        .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
-  });
-  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
-  ModelState state(model, x);
-  const auto step = [&](const RegionOptions& options) {
-    auto output = run_region(options, [&] { return model.forward(x); });
-    const torch::Tensor value = loss(output);
-    require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
-      return ErrorMessage("remat.plan.loss")
-          .where("remat::plan")
-          .what("the loss is no scalar that requires grad")
-          .cure("Return what a training step calls backward() on");
-    });
-    value.backward();
-  };
-  return trace_module_step(state, model.name(), step);
-}
-
-}  // namespace detail
-
-/// Makes the plan that needs the least time within a budget, from one traced training step.
-///
-/// The step is forward as one checkpointed region, loss and backward, run twice; afterwards the
-/// model is as it was: gradients, buffers, modes, switches, random states. The plan is applied with
-/// `remat::checkpoint(plan, fn, inputs...)` around the same forward, or given to a backbone's
-/// `enable_gradient_checkpointing`.
-///
-/// @param model    in training mode; a module with forward(tensor)
-/// @param example  an input of the size of a training batch
-/// @param loss     makes a scalar of what forward returned
-/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
-/// in eval mode or the loss is no scalar that requires grad
-template <class Module, class Loss>
-  requires std::derived_from<Module, torch::nn::Module>
-MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
-                const MemoryBudget& budget) {
-  const StepTrace trace = detail::trace_training_step(model, example, loss);
-  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
-}
-
-/// As for a module; takes a holder.
-template <class Impl, class Loss>
-MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
-                Loss&& loss, const MemoryBudget& budget) {
-  return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
-}
-
-/// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.
-///
-/// Regions inside are part of it. If other operations run than those of the plan, everything from
-/// there on is dropped and recomputed: right, and slower.
-///
-/// @param outcome  gets whether the plan was followed to its end; may be null
-template <class Function, class... Inputs>
-  requires std::invocable<Function, Inputs...>
-decltype(auto) checkpoint(const MemoryPlan& plan, PlanOutcome* outcome, Function&& fn,
-                          Inputs&&... inputs) {
-  detail::RegionOptions options;
-  struct Report {
-    std::shared_ptr<const detail::PlanFollower> from;
-    PlanOutcome* to;
-    ~Report() {
-      if (to != nullptr) *to = from->outcome();
-    }
-  } const report{detail::follow_plan(options, std::make_shared<const MemoryPlan>(plan)), outcome};
-  return detail::run_region(options, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
-}
-
-/// As above, without an outcome.
-template <class Function, class... Inputs>
-  requires std::invocable<Function, Inputs...>
-decltype(auto) checkpoint(const MemoryPlan& plan, Function&& fn, Inputs&&... inputs) {
-  return checkpoint(plan, nullptr, std::forward<Function>(fn), std::forward<Inputs>(inputs)...);
 }
 
 }  // namespace remat
