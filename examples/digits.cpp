@@ -75,7 +75,7 @@ int run(const digits::Arguments& arguments) {
 
   const std::size_t differences = difference_count(plain, checkpointed);
   print_table(plain, checkpointed, differences);
-  digits::MemoryChart(plain.curve, checkpointed.curve).write(arguments.svg);
+  digits::write_memory_chart(arguments.svg, plain.course, checkpointed.course);
   std::printf("live memory over one step: %s\n", arguments.svg.c_str());
   return differences == 0 ? 0 : 1;
 }

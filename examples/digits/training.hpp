@@ -24,7 +24,7 @@ struct Run {
   remat::Statistics statistics;  // of the last step
   double accuracy = 0;           // on the test images, 0 to 1
   std::vector<torch::Tensor> state;
-  Curve curve;  // live memory over the last step
+  Course course;  // live memory over the last step
 };
 
 /// Shows how far a run is, on one line of a terminal, or a line per epoch elsewhere.
@@ -108,7 +108,7 @@ inline Run train(const Arguments& arguments, const Dataset& training, const Data
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       // The first step measures what each unit costs; the plan by bytes holds from the second on.
       if (seconds.size() > 1) run.peak = std::max(run.peak, meter.peak());
-      if (is_last) run.curve = curve_of(meter);
+      if (is_last) run.course = meter.timeline();
 
       optimizer.step();
       progress.show(epoch, step, loss.item<double>());

@@ -16436,7 +16436,8 @@ inline MemoryReport compare_steps(torch::nn::Module& model, const torch::Tensor&
     const PlainScope scope;
     step(before_backward);
   };
-  step([] {});  // chains plan by bytes from their second forward on
+  step([] {});   // chains plan by bytes from their second forward on
+  plain([] {});  // and what is set up once should be in neither timeline
 
   StepRecord plain_record = measure(state, plain);
   const Statistics before = statistics();
@@ -17213,18 +17214,18 @@ class MemoryChart {
 
   /// Adds a curve, thinned to what a picture shows.
   MemoryChart& add_curve(const std::vector<MemorySample>& samples, const MemoryCurveStyle& style) {
+    const auto point_of = [&](const MemorySample& sample) {
+      return ChartPoint{1e3 * sample.seconds, in_unit(sample.live)};
+    };
     std::vector<ChartPoint> points;
-    ChartPoint* peak = nullptr;
-    Bytes highest;
-    const auto thin = thinned(samples);
-    points.reserve(thin.size());
-    for (const MemorySample& sample : thin) {
-      points.push_back({1e3 * sample.seconds, in_unit(sample.live)});
-      if (peak == nullptr || sample.live > highest) peak = &points.back(), highest = sample.live;
-    }
-    if (peak != nullptr) peak->label = style.name + ", peak " + to_string(highest);
+    for (const MemorySample& sample : thinned(samples)) points.push_back(point_of(sample));
     chart_.add(std::move(points),
                {.name = style.name, .color = style.color, .is_stepped = true, .is_filled = true});
+    const auto peak = std::ranges::max_element(samples, {}, &MemorySample::live);
+    if (peak == samples.end()) return *this;
+    ChartPoint marked = point_of(*peak);
+    marked.label = style.name + ", peak " + to_string(peak->live);
+    chart_.add({std::move(marked)}, {.color = style.color, .has_line = false, .has_markers = true});
     return *this;
   }
 
