@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -55,16 +56,41 @@ Settings parse(int count, char** values) {
   return settings;
 }
 
+void print_row(const StepResult& r, std::FILE* out) {
+  std::fprintf(out, "%-20s %-44s ", r.model.c_str(), r.strategy.c_str());
+  if (!r.is_feasible) {
+    std::fprintf(out, "infeasible, least %.3f of plain's peak\n", r.least_part);
+    return;
+  }
+  std::fprintf(out, "%9.1f %9.1f %9.1f %6.1f%% %9.1f %6.3f %6.3f %9lld %11lld %6.1f%% %s\n",
+               r.first_peak_mib, r.predicted_peak_mib, r.peak_mib, 100 * r.saving, r.step_ms,
+               r.time_ratio, r.cpu_ratio, static_cast<long long>(r.recorded_operations),
+               static_cast<long long>(r.recomputed_operations), 100 * r.recomputed_share,
+               r.gradients_equal ? "equal" : "DIFFER");
+}
+
 void print(const std::vector<StepResult>& results, std::FILE* out) {
-  std::fprintf(out, "\n%-20s %-44s %9s %9s %7s %9s %6s %6s %9s %11s %s\n", "model", "strategy",
-               "1st MiB", "peak MiB", "saving", "step ms", "ratio", "cpu", "recorded", "recomputed",
-               "gradients");
-  for (const StepResult& r : results)
-    std::fprintf(
-        out, "%-20s %-44s %9.1f %9.1f %6.1f%% %9.1f %6.3f %6.3f %9lld %11lld %s\n", r.model.c_str(),
-        r.strategy.c_str(), r.first_peak_mib, r.peak_mib, 100 * r.saving, r.step_ms, r.time_ratio,
-        r.cpu_ratio, static_cast<long long>(r.recorded_operations),
-        static_cast<long long>(r.recomputed_operations), r.gradients_equal ? "equal" : "DIFFER");
+  std::fprintf(out, "\n%-20s %-44s %9s %9s %9s %7s %9s %6s %6s %9s %11s %7s %s\n", "model",
+               "strategy", "1st MiB", "predicted", "peak MiB", "saving", "step ms", "ratio", "cpu",
+               "recorded", "recomputed", "share", "gradients");
+  for (const StepResult& result : results) print_row(result, out);
+}
+
+void write_step(std::ostream& out, const StepResult& r) {
+  out << "  {\"model\": \"" << r.model << "\", \"strategy\": \"" << r.strategy << "\"";
+  if (!r.is_feasible) {
+    out << ", \"least_part\": " << r.least_part << "}";
+    return;
+  }
+  out << ", \"first_peak_mib\": " << r.first_peak_mib << ", \"peak_mib\": " << r.peak_mib
+      << ", \"saving\": " << r.saving << ", \"step_ms\": " << r.step_ms
+      << ", \"time_ratio\": " << r.time_ratio << ", \"cpu_ratio\": " << r.cpu_ratio
+      << ", \"recomputed_share\": " << r.recomputed_share;
+  if (r.predicted_peak_mib > 0) out << ", \"predicted_peak_mib\": " << r.predicted_peak_mib;
+  if (r.predicted_recomputed >= 0) out << ", \"predicted_recomputed\": " << r.predicted_recomputed;
+  out << ", \"segments\": " << r.segments << ", \"recorded\": " << r.recorded_operations
+      << ", \"recomputed\": " << r.recomputed_operations
+      << ", \"gradients_equal\": " << (r.gradients_equal ? "true" : "false") << "}";
 }
 
 /// The names hold no character that JSON would want escaped.
@@ -78,15 +104,8 @@ void write_json(const std::string& path, const Settings& settings,
     out << (i == 0 ? "" : ", ") << '"' << micro[i].name << "\": " << micro[i].microseconds;
   out << "},\n \"steps\": [";
   for (std::size_t i = 0; i < steps.size(); ++i) {
-    const StepResult& r = steps[i];
-    out << (i == 0 ? "\n" : ",\n") << "  {\"model\": \"" << r.model << "\", \"strategy\": \""
-        << r.strategy << "\", \"first_peak_mib\": " << r.first_peak_mib
-        << ", \"peak_mib\": " << r.peak_mib << ", \"saving\": " << r.saving
-        << ", \"step_ms\": " << r.step_ms << ", \"time_ratio\": " << r.time_ratio
-        << ", \"cpu_ratio\": " << r.cpu_ratio << ", \"segments\": " << r.segments
-        << ", \"recorded\": " << r.recorded_operations
-        << ", \"recomputed\": " << r.recomputed_operations
-        << ", \"gradients_equal\": " << (r.gradients_equal ? "true" : "false") << "}";
+    out << (i == 0 ? "\n" : ",\n");
+    write_step(out, steps[i]);
   }
   out << "]}\n";
   if (!out) throw std::runtime_error("cannot write " + path);
@@ -107,7 +126,7 @@ int main(int count, char** values) {
     if (!steps.empty()) print(steps, out);
     if (!settings.json.empty()) write_json(settings.json, settings, micro, steps);
     for (const StepResult& result : steps)
-      if (!result.gradients_equal) return 1;
+      if (result.is_feasible && !result.gradients_equal) return 1;
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "remat_benchmark: %s\n", error.what());

@@ -8,11 +8,13 @@ counted by remat's own meter, built as a shared library beside remat_benchmark (
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +118,24 @@ def keep_products(_context, operation, *_arguments, **_options):
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+class RecomputeClock:
+    """Times the calls that backward makes to what forward has called already."""
+
+    def __init__(self):
+        self.seconds, self.is_backward = 0.0, False
+
+    def around(self, unit):
+        def call(*arguments):
+            if not self.is_backward:
+                return unit(*arguments)
+            start = time.perf_counter()
+            try:  # a recompute stops by an exception as soon as it has what it needs
+                return unit(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - start
+        return call
+
+
 def forward_plain(units, _checkpointed, x):
     for unit in units:
         x = unit(x)
@@ -172,10 +192,49 @@ def end_turn(options):
         print("done", flush=True)
 
 
+@dataclasses.dataclass
+class Step:
+    net: nn.Module
+    forward: Callable
+    base: str  # the strategy that it is compared with
+    clock: RecomputeClock | None = None
+    out_of_place: list[nn.Module] = dataclasses.field(default_factory=list)  # activations, while it runs
+
+    def run_somehow(self, images, labels, meter):
+        """As run. What refuses activations in place, as selective checkpointing may, gets none from here on."""
+        try:
+            return self.run(images, labels, meter)
+        except RuntimeError:
+            self.out_of_place = [module for module in self.net.modules() if getattr(module, "inplace", False)]
+            return self.run(images, labels, meter)
+
+    def run(self, images, labels, meter):
+        for parameter in self.net.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+        torch.manual_seed(2)  # dropout and stochastic depth alike in all strategies
+        clock = self.clock or RecomputeClock()
+        clock.seconds, clock.is_backward = 0.0, False
+        for module in self.out_of_place:
+            module.inplace = False
+        try:
+            with meter:
+                start, cpu_start = time.perf_counter(), time.process_time()
+                loss = F.cross_entropy(self.forward(images), labels)
+                forward_seconds, clock.is_backward = time.perf_counter() - start, True
+                loss.backward()
+                return {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start,
+                        "forward_seconds": forward_seconds, "recompute_seconds": clock.seconds,
+                        "peak": meter.peak_mib()}
+        finally:
+            for module in self.out_of_place:
+                module.inplace = True
+
+
 def steps_of(name):
-    """Per strategy: the network, a forward, and the strategy that it is compared with."""
     net, units, checkpointed = units_of(name)
-    steps = {strategy: (net, lambda x, forward=forward: forward(units, checkpointed, x), "python plain")
+    clock = RecomputeClock()
+    units = [clock.around(unit) for unit in units]
+    steps = {strategy: Step(net, lambda x, forward=forward: forward(units, checkpointed, x), "python plain", clock)
              for strategy, forward in STRATEGIES.items()}
     try:
         import timm
@@ -188,8 +247,8 @@ def steps_of(name):
             twin.set_grad_checkpointing(is_checkpointed)
             return twin(x)
         return forward
-    steps["timm plain"] = (twin, run_twin(False), "timm plain")
-    steps["timm set_grad_checkpointing"] = (twin, run_twin(True), "timm plain")
+    steps["timm plain"] = Step(twin, run_twin(False), "timm plain")
+    steps["timm set_grad_checkpointing"] = Step(twin, run_twin(True), "timm plain")
     return steps
 
 
@@ -197,53 +256,50 @@ def measure_model(model, options, meter):
     name, _, batch = model.partition(":")
     batch = int(batch or options.batch)
     torch.manual_seed(0)
-    steps = {strategy: step for strategy, step in steps_of(name).items()
-             if strategy.endswith("plain") or re.search(options.strategies, strategy)}
+    steps = steps_of(name)
+    wanted = {strategy for strategy in steps if re.search(options.strategies, strategy)}
+    wanted |= {"python plain"} | {steps[strategy].base for strategy in wanted}
+    steps = {strategy: step for strategy, step in steps.items() if strategy in wanted}
     torch.manual_seed(1)
     images = torch.randn(batch, 3, options.size, options.size)
     labels = torch.randint(1000, (batch,))
 
-    def step(net, forward):
-        for parameter in net.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
-        torch.manual_seed(2)  # dropout and stochastic depth alike in all strategies
-        with meter:
-            start, cpu_start = time.perf_counter(), time.process_time()
-            F.cross_entropy(forward(images), labels).backward()
-            return time.perf_counter() - start, time.process_time() - cpu_start, meter.peak_mib()
-
     wait_for_turn(options)
-    expected, equal, peaks = {}, {}, {}
-    for strategy, (net, forward, base) in list(steps.items()):
+    expected, equal = {}, {}
+    for strategy, step in list(steps.items()):
         try:
-            _, _, peaks[strategy] = step(net, forward)
-        except RuntimeError as error:  # selective checkpointing refuses in-place operations
+            step.run_somehow(images, labels, meter)
+        except RuntimeError as error:
             print(f"{model}, {strategy}: {str(error).splitlines()[0]}", file=sys.stderr)
             del steps[strategy]
             continue
-        found = [parameter.grad.clone() for parameter in net.parameters()]
-        reference = expected.setdefault(base, found)
+        found = [parameter.grad.clone() for parameter in step.net.parameters()]
+        reference = expected.setdefault(step.base, found)
         equal[strategy] = all(torch.equal(a, b) for a, b in zip(found, reference))
     expected.clear()
     end_turn(options)
 
-    seconds = {strategy: [] for strategy in steps}
-    cpu_seconds = {strategy: [] for strategy in steps}
+    rounds = {strategy: [] for strategy in steps}
     for _ in range(options.repeats):
         wait_for_turn(options)
-        for strategy, (net, forward, _) in steps.items():
-            duration, cpu_duration, peaks[strategy] = step(net, forward)
-            seconds[strategy].append(duration)
-            cpu_seconds[strategy].append(cpu_duration)
+        for strategy, step in steps.items():
+            rounds[strategy].append(step.run(images, labels, meter))
         end_turn(options)
 
-    def ratio(times, strategy):
-        return statistics.median(a / b for a, b in zip(times[strategy], times[steps[strategy][2]]))
-    return [{"model": model, "strategy": strategy, "peak_mib": peaks[strategy],
-             "saving": 1 - peaks[strategy] / peaks[base],
-             "step_ms": 1e3 * statistics.median(seconds[strategy]),
-             "time_ratio": ratio(seconds, strategy), "cpu_ratio": ratio(cpu_seconds, strategy),
-             "gradients_equal": equal[strategy]} for strategy, (_, _, base) in steps.items()]
+    def row_of(strategy):
+        base, clock = steps[strategy].base, steps[strategy].clock
+
+        def ratio(figure, to):
+            return statistics.median(mine[figure] / theirs[to] for mine, theirs in zip(rounds[strategy], rounds[base]))
+        peak = rounds[strategy][-1]["peak"]
+        row = {"model": model, "strategy": strategy, "peak_mib": peak, "saving": 1 - peak / rounds[base][-1]["peak"],
+               "step_ms": 1e3 * statistics.median(figures["seconds"] for figures in rounds[strategy]),
+               "time_ratio": ratio("seconds", "seconds"), "cpu_ratio": ratio("cpu_seconds", "cpu_seconds"),
+               "gradients_equal": equal[strategy]}
+        if clock is not None:
+            row["recomputed_share"] = ratio("recompute_seconds", "forward_seconds")
+        return row
+    return [row_of(strategy) for strategy in steps]
 
 
 class Tiny(nn.Module):
@@ -291,7 +347,7 @@ def main():
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--strategies", default="", help="regular expression; plain is always measured")
+    parser.add_argument("--strategies", default="", help="regular expression; what they are compared with is measured, too")
     parser.add_argument("--meter", help="the shared library remat_meter; needed for the steps")
     parser.add_argument("--json", required=True)
     parser.add_argument("--turns", action="store_true", help="wait for a line before each round")

@@ -24,15 +24,20 @@ struct Settings {
 /// One strategy on one model. The JSON keys of python_side.py are the same.
 struct StepResult {
   std::string model, strategy;
-  double first_peak_mib = 0;  // of the first step, before the units are measured
-  double peak_mib = 0;        // of the steps that were timed
-  double saving = 0;          // of plain's peak
-  double step_ms = 0;         // median
-  double time_ratio = 0;      // median over the rounds of the ratio to plain in the same round
-  double cpu_ratio = 0;       // the same for the processor time of all threads: steadier
+  double first_peak_mib = 0;      // of the first step, before the units are measured
+  double peak_mib = 0;            // of the steps that were timed
+  double saving = 0;              // of plain's peak
+  double step_ms = 0;             // median
+  double time_ratio = 0;          // median over the rounds of the ratio to plain in the same round
+  double cpu_ratio = 0;           // the same for the processor time of all threads: steadier
+  double predicted_peak_mib = 0;  // before the steps; 0: nobody said
+  double recomputed_share = 0;    // time of recomputes, of plain's forward; median over the rounds
+  double predicted_recomputed = -1;  // the same before the steps; below 0: nobody said
   std::int64_t recorded_operations = 0, recomputed_operations = 0;
   bool gradients_equal = false;
   std::int64_t segments = 0;  // in effect in the last step, 0: plain
+  bool is_feasible = true;    // false: nothing fits the budget, and nothing was measured
+  double least_part = 0;      // of plain's peak, for which something does
 };
 
 /// One figure of the micro part.

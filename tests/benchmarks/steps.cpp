@@ -1,143 +1,58 @@
 // SPDX-License-Identifier: MIT
 //
-// Peak activation memory and step time of any of the networks under rules and keep policies.
+// Peak activation memory and step time of any of the networks under rules, keep policies and
+// budgets, and under rotor's schedules.
 //
 // A step is forward, cross entropy, backward, with the gradients there before it begins. The
 // strategies take turns within a round, so that a slow moment of the machine hits them alike, and
-// gradients are compared bit for bit with plain's before anything is timed.
+// gradients are compared bit for bit with plain's before anything is timed. All networks of one
+// name share parameters and gradients.
 
 #include "remat/remat.hpp"
 
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cstddef>
 #include <ctime>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/benchmarks/results.hpp"
+#include "tests/benchmarks/rotor.hpp"
+#include "tests/benchmarks/rotor_run.hpp"
+#include "tests/benchmarks/step_meter.hpp"
+#include "tests/benchmarks/strategies.hpp"
 
 namespace benchmarks {
 namespace {
 
-/// A keep policy chosen by hand for residual blocks: of each block only the second convolution's
-/// result, in a bottleneck the narrow 3x3, which is dear to recompute and cheap to hold.
-struct SecondConvolution {
-  bool operator()(const remat::keep::Operation& operation, remat::Bytes) const {
-    return operation.name == "aten::convolution" && operation.ordinal == 1;
-  }
-};
-
-struct Strategy {
-  std::string name;
-  std::function<std::shared_ptr<remat::Backbone>(const std::string& model)> create;
-};
-
-constexpr std::int64_t kClasses = 1000;
-
-/// The default policy of the family, with `segment_count` segments; 0: its own rule, -1: switched
-/// off.
-Strategy by_default(std::string name, std::int64_t segment_count) {
-  return {std::move(name), [segment_count](const std::string& model) {
-            auto net = remat::create_backbone(model, {.num_classes = kClasses});
-            if (segment_count == 0) net->enable_gradient_checkpointing();
-            if (segment_count > 0) net->enable_gradient_checkpointing(segment_count);
-            return net;
-          }};
-}
-
-template <class Policy>
-Strategy strategy(std::string name) {
-  return {std::move(name), [](const std::string& model) {
-            auto net = remat::create_backbone<Policy>(model, {.num_classes = kClasses});
-            net->enable_gradient_checkpointing();
-            return net;
-          }};
-}
-
-/// The keep policy of the row whose network is made. Chosen while the program runs, so that a
-/// pattern with its 33 networks is compiled once and not once per keep policy.
-struct KeepOfRow {
-  using Function = bool (*)(const remat::keep::Operation&, remat::Bytes);
-  static inline Function next = nullptr;
-
-  Function function = next;
-  bool operator()(const remat::keep::Operation& operation, remat::Bytes bytes) const {
-    return function(operation, bytes);
-  }
-};
-
-template <class Keep>
-bool keeps(const remat::keep::Operation& operation, remat::Bytes bytes) {
-  return Keep()(operation, bytes);
-}
-
-bool is_one_of(const std::string& model, const std::string& families) {
-  return std::regex_search(model, std::regex("^(" + families + ")"));
-}
-
-/// One region per unit with this keep policy, in the pattern of the network's family.
-std::shared_ptr<remat::Backbone> keeping(KeepOfRow::Function keep, const std::string& model) {
-  using namespace remat;
-  KeepOfRow::next = keep;
-  std::shared_ptr<Backbone> net;
-  const BackboneOptions options{.num_classes = kClasses};
-  if (is_one_of(model, "vit|swin|maxvit"))
-    net = create_backbone<Checkpointed<TransformerLayers, EachUnit, KeepOfRow>>(model, options);
-  else if (is_one_of(model, "convnext"))
-    net = create_backbone<Checkpointed<StagedHybrid, EachUnit, KeepOfRow>>(model, options);
-  else
-    net = create_backbone<Checkpointed<Sequential, EachUnit, KeepOfRow>>(model, options);
-  net->enable_gradient_checkpointing();
-  return net;
-}
-
-template <class Keep>
-Strategy each_unit(std::string name) {
-  return {std::move(name), [](const std::string& model) { return keeping(keeps<Keep>, model); }};
-}
-
-/// The keep policy that suits the family: at least 45 % saved for the least time.
-Strategy by_family() {
-  return {"keep policy of the family", [](const std::string& model) {
-            using namespace remat::keep;
-            if (is_one_of(model, "resnet")) return keeping(keeps<SecondConvolution>, model);
-            if (is_one_of(model, "mobilenet|efficientnet"))
-              return keeping(keeps<convolutions_and_matmuls>, model);
-            return keeping(keeps<reducing_products>, model);
-          }};
-}
-
-std::vector<Strategy> all_strategies() {
-  using namespace remat;
-  constexpr std::int64_t kPerUnit = 100'000;  // more than units means one per unit
-  return {
-      by_default("plain", -1),
-      by_default("default policy", 0),
-      by_default("one region per unit", kPerUnit),
-      by_default("8 segments", 8),
-      strategy<Checkpointed<Sequential, KeepAll>>("KeepAll"),
-      strategy<Checkpointed<Sequential, Segments<4>>>("Segments<4>"),
-      strategy<Checkpointed<Sequential, SquareRoot>>("SquareRoot"),
-      strategy<Checkpointed<Sequential, EveryNth<2>>>("EveryNth<2>"),
-      strategy<Checkpointed<Sequential, Segments<4>, keep::convolutions_and_matmuls>>(
-          "Segments<4>, convolutions and matmuls kept"),
-      each_unit<keep::convolutions_and_matmuls>("EachUnit, convolutions and matmuls kept"),
-      each_unit<keep::reducing_products>("EachUnit, reducing products kept"),
-      each_unit<SecondConvolution>("EachUnit, second convolution kept"),
-      by_family(),
-  };
-}
+using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
 
 struct Competitor {
-  Strategy strategy;
   std::shared_ptr<remat::Backbone> model;
+  Forward forward;
   StepResult result;
-  std::vector<double> seconds, ratios, cpu_seconds, cpu_ratios;
+  // One entry per step.
+  std::vector<double> seconds, cpu_seconds, forward_seconds, recompute_seconds;
+  // One entry per round: to plain's in the same round.
+  std::vector<double> ratios, cpu_ratios, recomputed_shares;
+
+  Competitor(std::string strategy, std::shared_ptr<remat::Backbone> network)
+      : model(std::move(network)),
+        forward([net = model](const torch::Tensor& images) { return net->forward(images); }) {
+    result.strategy = std::move(strategy);
+  }
+};
+
+struct Batch {
+  torch::Tensor images, labels;
 };
 
 std::vector<torch::Tensor> gradients(const torch::nn::Module& model) {
@@ -146,27 +61,119 @@ std::vector<torch::Tensor> gradients(const torch::nn::Module& model) {
   return list;
 }
 
-/// Runs one step; notes its times, peak and counters.
-void step(Competitor& competitor, const torch::Tensor& images, const torch::Tensor& labels) {
-  for (torch::Tensor& parameter : competitor.model->parameters()) {
-    if (!parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
-    parameter.mutable_grad().zero_();
+/// Gives a network gradients, or parameters and gradients of another one.
+void give_gradients(const remat::Backbone& net) {
+  for (torch::Tensor& parameter : net.parameters())
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+}
+void share_parameters(const remat::Backbone& net, const remat::Backbone& other) {
+  const auto theirs = other.parameters();
+  auto parameters = net.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].set_data(theirs[i].detach());
+    parameters[i].mutable_grad() = theirs[i].grad();
   }
+}
+
+/// Runs one step; notes its times, peak and counters.
+void step(Competitor& competitor, const Batch& batch) {
+  for (const torch::Tensor& parameter : competitor.model->parameters()) parameter.grad().zero_();
   torch::manual_seed(2);  // dropout and stochastic depth alike in all strategies
   remat::reset_statistics();
-  const remat::MemoryMeter meter;
+  const StepMeter meter;
 
   const std::clock_t cpu_start = std::clock();
   const auto start = std::chrono::steady_clock::now();
-  torch::cross_entropy_loss(competitor.model->forward(images), labels).backward();
+  const torch::Tensor loss =
+      torch::cross_entropy_loss(competitor.forward(batch.images), batch.labels);
+  const std::chrono::duration<double> forward_time = std::chrono::steady_clock::now() - start;
+  loss.backward();
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
 
   competitor.seconds.push_back(time.count());
   competitor.cpu_seconds.push_back(static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC);
+  competitor.forward_seconds.push_back(forward_time.count());
+  competitor.recompute_seconds.push_back(meter.recompute_seconds());
   const auto statistics = remat::statistics();
   competitor.result.peak_mib = meter.peak().mebibytes();
   competitor.result.recorded_operations = statistics.recorded_operations;
   competitor.result.recomputed_operations = statistics.recomputed_operations;
+}
+
+/// Says in a result that there is no plan for the budget, and which is the least one.
+void note_infeasible(StepResult& result, const remat::Error& error) {
+  const std::string text(error.message());
+  std::smatch found;
+  result.is_feasible = false;
+  if (std::regex_search(text, found, std::regex("bytes, ([0-9.]+) of the plain")))
+    result.least_part = std::stod(found[1]);
+}
+
+/// Notes what the library says beforehand of the steps to come, where it says something.
+void note_prediction(Competitor& competitor) {
+  StepResult& result = competitor.result;
+  if (const auto plan = competitor.model->memory_plan()) {
+    result.predicted_peak_mib = plan->peak.mebibytes();
+    result.predicted_recomputed = plan->recomputed_seconds / plan->forward_seconds;
+    return;
+  }
+  const auto* net = dynamic_cast<const remat::ChainBackbone*>(competitor.model.get());
+  if (net == nullptr || !net->is_gradient_checkpointing_enabled()) return;
+  const auto costs = net->chain()->unit_costs();
+  if (!costs.empty())
+    result.predicted_peak_mib = remat::predicted_peak(net->plan(), costs).mebibytes();
+}
+
+/// Runs two steps, of which the first lets each plan measure its units; compares gradients.
+///
+/// @param expected  plain's; set by the first competitor
+void check(Competitor& competitor, const Batch& batch, std::vector<torch::Tensor>& expected) {
+  try {
+    step(competitor, batch);
+  } catch (const remat::ArgumentError& error) {
+    if (error.code() != "remat.budget.infeasible") throw;
+    return note_infeasible(competitor.result, error);
+  }
+  competitor.result.first_peak_mib = competitor.result.peak_mib;
+  step(competitor, batch);
+  const auto found = gradients(*competitor.model);
+  if (expected.empty()) expected = found;
+  competitor.result.gradients_equal = true;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (!torch::equal(found[i], expected[i])) competitor.result.gradients_equal = false;
+  note_prediction(competitor);
+}
+
+/// Rotor's schedules over the blocks of the plain network, at the same parts of plain's peak as the
+/// budgets.
+std::vector<Competitor> rotor_competitors(const Competitor& plain, const Batch& batch,
+                                          const std::regex& wanted) {
+  std::vector<Competitor> list;
+  std::vector<BlockCost> costs;
+  const auto net = std::dynamic_pointer_cast<remat::ChainBackbone>(plain.model);
+  const double mebibyte = 1 << 20, plain_peak = plain.result.peak_mib * mebibyte;
+  for (const int divisor : kBudgetDivisors) {
+    const std::string name = "rotor over blocks 1/" + std::to_string(divisor);
+    if (net == nullptr || !std::regex_search(name, wanted)) continue;
+    const std::vector<Block> blocks = blocks_of(*net);
+    if (costs.empty()) costs = measure_blocks(blocks, batch.images);
+    const auto schedule = Rotor(costs, static_cast<std::int64_t>(plain_peak / divisor)).schedule();
+    StepResult& result = list.emplace_back(name, plain.model).result;
+    result.is_feasible = schedule.has_value();
+    if (!schedule) {
+      const auto least = least_rotor_limit(costs, static_cast<std::int64_t>(plain_peak));
+      result.least_part = static_cast<double>(least) / plain_peak;
+      continue;
+    }
+    double forward = 0;
+    for (const BlockCost& cost : costs) forward += cost.seconds;
+    result.predicted_peak_mib = static_cast<double>(peak_of(*schedule, costs)) / mebibyte;
+    result.predicted_recomputed = forward_seconds_of(*schedule, costs) / forward - 1;
+    list.back().forward = [blocks, steps = *schedule](const torch::Tensor& images) {
+      return run_schedule(steps, blocks, images);
+    };
+  }
+  return list;
 }
 
 /// With `--turns`: waits until it is this program's turn, so that another one can alternate with
@@ -179,63 +186,79 @@ void end_turn(const Settings& settings) {
   if (settings.waits_for_turns) std::cout << "done" << std::endl;
 }
 
+/// Makes all competitors and checks them; plain is the first.
+std::vector<Competitor> make_competitors(const std::string& name, const Settings& settings,
+                                         const Batch& batch) {
+  std::vector<Competitor> competitors;
+  std::vector<torch::Tensor> expected;
+  const std::regex wanted(settings.strategies);
+  for (const Strategy& strategy : all_strategies()) {
+    const bool is_plain = competitors.empty();
+    if (!is_plain && !std::regex_search(strategy.name, wanted)) continue;
+    torch::manual_seed(0);
+    Competitor& competitor = competitors.emplace_back(strategy.name, strategy.create(name));
+    if (is_plain)
+      give_gradients(*competitor.model);
+    else
+      share_parameters(*competitor.model, *competitors[0].model);
+    check(competitor, batch, expected);
+  }
+  for (Competitor& competitor : rotor_competitors(competitors[0], batch, wanted)) {
+    if (competitor.result.is_feasible) check(competitor, batch, expected);
+    competitors.push_back(std::move(competitor));
+  }
+  return competitors;
+}
+
+void run_round(std::vector<Competitor>& competitors, const Batch& batch) {
+  for (Competitor& competitor : competitors)
+    if (competitor.result.is_feasible) step(competitor, batch);
+  const Competitor& plain = competitors[0];
+  for (Competitor& competitor : competitors) {
+    if (!competitor.result.is_feasible) continue;
+    competitor.ratios.push_back(competitor.seconds.back() / plain.seconds.back());
+    competitor.cpu_ratios.push_back(competitor.cpu_seconds.back() / plain.cpu_seconds.back());
+    competitor.recomputed_shares.push_back(competitor.recompute_seconds.back() /
+                                           plain.forward_seconds.back());
+  }
+}
+
+StepResult result_of(const Competitor& competitor, const std::string& model, double plain_peak,
+                     std::int64_t rounds) {
+  StepResult result = competitor.result;
+  result.model = model;
+  if (!result.is_feasible) return result;
+  result.saving = 1 - result.peak_mib / plain_peak;
+  result.step_ms = 1e3 * median({competitor.seconds.end() - rounds, competitor.seconds.end()});
+  result.time_ratio = median(competitor.ratios);
+  result.cpu_ratio = median(competitor.cpu_ratios);
+  result.recomputed_share = median(competitor.recomputed_shares);
+  result.segments = competitor.model->segments();
+  return result;
+}
+
 /// @param model  a name, or "name:batch"
 std::vector<StepResult> measure_model(const std::string& model, const Settings& settings) {
   const std::string name = model.substr(0, model.find(':'));
-  const std::int64_t batch =
+  const std::int64_t size =
       name == model ? settings.batch : std::stol(model.substr(name.size() + 1));
   torch::manual_seed(1);
-  const auto images = torch::randn({batch, 3, settings.image_size, settings.image_size});
-  const auto labels = torch::randint(kClasses, {batch});
-  std::vector<Competitor> competitors;
-  const std::regex wanted(settings.strategies);
-  for (Strategy& strategy : all_strategies()) {
-    if (strategy.name != "plain" && !std::regex_search(strategy.name, wanted)) continue;
-    torch::manual_seed(0);
-    auto network = strategy.create(name);
-    competitors.push_back({std::move(strategy), std::move(network), {}, {}, {}, {}, {}});
-  }
+  const Batch batch{torch::randn({size, 3, settings.image_size, settings.image_size}),
+                    torch::randint(kClasses, {size})};
 
-  // The first round checks, and lets each plan measure its units.
   wait_for_turn(settings);
-  std::vector<torch::Tensor> expected;
-  for (Competitor& competitor : competitors) {
-    step(competitor, images, labels);
-    competitor.result.first_peak_mib = competitor.result.peak_mib;
-    step(competitor, images, labels);
-    const auto found = gradients(*competitor.model);
-    if (expected.empty()) expected = found;
-    competitor.result.gradients_equal = true;
-    for (std::size_t i = 0; i < found.size(); ++i)
-      if (!torch::equal(found[i], expected[i])) competitor.result.gradients_equal = false;
-    competitor.seconds.clear();
-    competitor.cpu_seconds.clear();
-  }
+  std::vector<Competitor> competitors = make_competitors(name, settings, batch);
   end_turn(settings);
-
   for (std::int64_t round = 0; round < settings.repeats; ++round) {
     wait_for_turn(settings);
-    for (Competitor& competitor : competitors) step(competitor, images, labels);
-    for (Competitor& competitor : competitors) {
-      const Competitor& plain = competitors[0];
-      competitor.ratios.push_back(competitor.seconds.back() / plain.seconds.back());
-      competitor.cpu_ratios.push_back(competitor.cpu_seconds.back() / plain.cpu_seconds.back());
-    }
+    run_round(competitors, batch);
     end_turn(settings);
   }
 
   std::vector<StepResult> results;
-  for (Competitor& competitor : competitors) {
-    StepResult& result = competitor.result;
-    result.model = model;
-    result.strategy = competitor.strategy.name;
-    result.saving = 1 - result.peak_mib / competitors[0].result.peak_mib;
-    result.step_ms = 1e3 * median(competitor.seconds);
-    result.time_ratio = median(competitor.ratios);
-    result.cpu_ratio = median(competitor.cpu_ratios);
-    result.segments = competitor.model->segments();
-    results.push_back(result);
-  }
+  for (const Competitor& competitor : competitors)
+    results.push_back(
+        result_of(competitor, model, competitors[0].result.peak_mib, settings.repeats));
   return results;
 }
 

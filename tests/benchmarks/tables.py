@@ -13,7 +13,15 @@ def is_plain(row: dict) -> bool:
     return row["strategy"].endswith("plain")
 
 
+def is_infeasible(row: dict) -> bool:
+    """Whether there was no plan for the row's budget, so that nothing was measured."""
+    return "least_part" in row
+
+
 def line_of(row: dict, first_cells: list[str]) -> str:
+    if is_infeasible(row):
+        note = f"{row['strategy']} (infeasible, least {row['least_part']:.3f} of plain)"
+        return "| " + " | ".join([*first_cells, note, "", "", "", "", ""]) + " |\n"
     ratios = ["", "1", "1", ""] if is_plain(row) else [
         f"{100 * row['saving']:.1f} %", f"{row['time_ratio']:.2f}", f"{row['cpu_ratio']:.2f}",
         str(row.get("recomputed", ""))]
@@ -34,7 +42,48 @@ def markdown_of(rows: list[dict], default_batch: int) -> str:
     return HEADER + lines
 
 
+def read_results(paths: list[str]) -> list[dict]:
+    return [json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in paths]
+
+
 def joined(paths: list[str]) -> str:
     """One table of what several runs wrote with --json."""
-    results = [json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in paths]
+    results = read_results(paths)
     return HEADER + "".join(markdown_of(result["steps"], result["batch"]).removeprefix(HEADER) for result in results)
+
+
+BUDGET_HEADER = """| method | predicted peak / plain | measured peak / plain | recomputed share | step time / plain | gradients |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def budget_line(row: dict, plain_peak: float) -> str:
+    if is_infeasible(row):
+        return f"| {row['strategy']} | infeasible: the least is {row['least_part']:.3f} | | | | |\n"
+    predicted = row.get("predicted_peak_mib")
+    share = row.get("recomputed_share")
+    cells = [row["strategy"], "" if predicted is None else f"{predicted / plain_peak:.3f}",
+             f"{row['peak_mib'] / plain_peak:.3f}", "" if share is None else f"{100 * share:.1f} %",
+             f"{row['time_ratio']:.3f}", "equal" if row["gradients_equal"] else "differ"]
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def budget_tables(rows: list[dict], default_batch: int) -> str:
+    """A table per network: what each method needs beside the plain step of its own program."""
+    text = ""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        name, _, batch = model.partition(":")
+        text += f"{chr(10) if text else ''}### {name}, batch {batch or default_batch}\n\n{BUDGET_HEADER}"
+        plain_peak = 0.0
+        for row in rows:
+            if row["model"] != model:
+                continue
+            if is_plain(row):
+                plain_peak = row["peak_mib"]
+            text += budget_line(row, plain_peak)
+    return text
+
+
+def joined_budgets(paths: list[str]) -> str:
+    """The tables of what several runs wrote with --budgets --json."""
+    return "\n".join(budget_tables(result["steps"], result["batch"]) for result in read_results(paths))
