@@ -16260,7 +16260,8 @@ class REMAT_VISIBLE StepRecorder final : public AllocationListener {
   void recompute_begins() override {
     const std::lock_guard lock(mutex_);
     open_.emplace_back(std::this_thread::get_id(), record_.timeline.recomputes.size());
-    record_.timeline.recomputes.push_back({now(), now(), 0});
+    const double begin = now();
+    record_.timeline.recomputes.push_back({begin, begin, 0});
   }
   void recompute_ended(std::int64_t operation_count) override {
     const std::lock_guard lock(mutex_);
