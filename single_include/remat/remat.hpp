@@ -17193,7 +17193,9 @@ namespace remat {
 struct MemoryCurveStyle {
   std::string name, color;
 
+  /// Returns the style of a step without checkpointing.
   static MemoryCurveStyle plain() { return {"plain", "#c0392b"}; }
+  /// Returns the style of a checkpointed step.
   static MemoryCurveStyle checkpointed() { return {"checkpointed", "#2471a3"}; }
 };
 
