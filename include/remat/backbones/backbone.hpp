@@ -11,7 +11,7 @@
 
 #include "remat/errors.hpp"
 #include "remat/libtorch/layers.hpp"
-#include "remat/nn/budgeted_run.hpp"
+#include "remat/nn/budgeted_toggle.hpp"
 #include "remat/nn/toggle.hpp"
 
 namespace remat {
@@ -38,7 +38,7 @@ struct BackboneOptions {
 ///
 /// Names, shapes, initialisation and numbers are those of the torchvision model of the same name.
 /// A backbone starts with gradient checkpointing off, and uses it in training mode only.
-class Backbone : public torch::nn::Module, public CheckpointToggle {
+class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
  public:
   /// Computes one row per image.
   ///
@@ -53,20 +53,6 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
       return budgeted_.run(*this, images_nchw, run);
     return run(images_nchw);
   }
-
-  /// Switches checkpointing on, such that a training step of the whole backbone, with its head,
-  /// needs no more memory than that; see `CheckpointToggle`.
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
-    enable_gradient_checkpointing();
-    budgeted_.set(budget);
-  }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    enable_gradient_checkpointing();
-    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
-  }
-  using CheckpointToggle::enable_gradient_checkpointing;
-  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
-  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
 
   /// Computes what comes before pooling: for a convolutional network a map (N, C, h, w).
   virtual torch::Tensor forward_features(const torch::Tensor& images_nchw) = 0;
@@ -153,13 +139,6 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
           .cure("Leave it unset");
     });
   }
-
-  /// Goes by segments again.
-  void forget_budget() { budgeted_.set({}); }
-  /// Returns what puts the present budget or plan back.
-  std::function<void()> remember_budget() { return budgeted_.remember(); }
-  /// Takes over the budget or plan of another backbone.
-  void copy_budget_from(const Backbone& other) { budgeted_ = other.budgeted_; }
 
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.
   void register_projection() {
@@ -276,7 +255,6 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   BackboneOptions options_;
   std::int64_t raw_feature_dim_;
   torch::nn::Linear projection_{nullptr};
-  detail::BudgetedRun budgeted_;
 };
 
 }  // namespace remat

@@ -27,14 +27,14 @@ class ChainBackbone : public Backbone {
 
   /// Switches checkpointing on with the policy's own rule.
   void enable_gradient_checkpointing() override {
-    forget_budget();
+    budgeted_.set({});
     chain_->enable_gradient_checkpointing();
   }
   /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
-    forget_budget();
+    budgeted_.set({});
     chain_->enable_gradient_checkpointing(segment_count);
   }
   using Backbone::enable_gradient_checkpointing;
@@ -59,7 +59,7 @@ class ChainBackbone : public Backbone {
   }
 
   std::function<void()> remember_checkpointing() override {
-    return [chain = chain_->remember_checkpointing(), budget = remember_budget()] {
+    return [chain = chain_->remember_checkpointing(), budget = budgeted_.remember()] {
       chain();
       budget();
     };
@@ -89,8 +89,9 @@ class ChainBackbone : public Backbone {
 
  private:
   void copy_checkpointing_from(const Backbone& other) override {
-    copy_budget_from(other);
-    chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
+    const auto& original = dynamic_cast<const ChainBackbone&>(other);
+    budgeted_ = original.budgeted_;
+    chain_->copy_checkpointing_from(*original.chain_);
   }
 
   CheckpointedChain chain_;

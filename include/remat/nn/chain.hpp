@@ -16,7 +16,7 @@
 #include "remat/checkpoint.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
-#include "remat/nn/budgeted_run.hpp"
+#include "remat/nn/budgeted_toggle.hpp"
 #include "remat/nn/chain_layer.hpp"
 #include "remat/nn/chain_plan.hpp"
 #include "remat/nn/chain_run.hpp"
@@ -36,7 +36,7 @@ namespace remat {
 /// @par Threads  several threads may call forward at once; adding, exempting and switching is for
 /// one thread
 class CheckpointedChainImpl : public torch::nn::Module,
-                              public CheckpointToggle,
+                              public detail::BudgetedToggle,
                               public detail::ChainStructure {
  public:
   using Iterator = std::vector<ChainLayer>::const_iterator;
@@ -99,12 +99,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
     detail::require_segment_count(segment_count, name());
     set_segment_count(segment_count);
   }
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override { set_target(budget); }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    set_target(std::make_shared<const MemoryPlan>(plan));
-  }
-  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
-  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
+  using detail::BudgetedToggle::enable_gradient_checkpointing;
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
 
@@ -243,11 +238,6 @@ class CheckpointedChainImpl : public torch::nn::Module,
     planner_.set_segment_count(segment_count);
   }
 
-  void set_target(detail::BudgetedRun::Target target) {
-    is_enabled_ = true;
-    budgeted_.set(std::move(target));
-  }
-
   void add_units(std::vector<detail::ChainUnit>& units, bool is_plain) const override {
     const std::size_t first = units.size();
     for (const ChainLayer& layer : layers_) detail::add_units_of_layer(layer, is_plain, units);
@@ -287,7 +277,6 @@ class CheckpointedChainImpl : public torch::nn::Module,
   std::vector<ChainLayer> layers_;
   detail::Flag is_enabled_{true};
   detail::ChainPlanner planner_;
-  detail::BudgetedRun budgeted_;
 };
 
 /// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra

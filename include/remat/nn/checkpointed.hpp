@@ -11,7 +11,7 @@
 
 #include "remat/checkpoint.hpp"
 #include "remat/libtorch/nn.hpp"
-#include "remat/nn/budgeted_run.hpp"
+#include "remat/nn/budgeted_toggle.hpp"
 #include "remat/nn/concepts.hpp"
 #include "remat/nn/holder.hpp"
 #include "remat/nn/toggle.hpp"
@@ -63,17 +63,23 @@ inline constexpr bool maps_tensor<torch::Tensor(Argument) const> = true;
 /// Says that a constructor copies an unwrapped clone.
 struct FromClone {};
 
+/// The switches that suit the module: only one tensor to one tensor can be planned.
+template <class Base>
+using ToggleOf =
+    std::conditional_t<maps_tensor<ForwardSignature<Base>>, BudgetedToggle, CheckpointToggle>;
+
 /// The module class `Base` with switches, and a way to run its forward as a region.
 template <class Base, class Keep>
-class CheckpointedModule : public Base, public CheckpointToggle {
+class CheckpointedModule : public Base, public ToggleOf<Base> {
  public:
   using Base::Base;
+  using ToggleOf<Base>::enable_gradient_checkpointing;
   CheckpointedModule() = default;
   CheckpointedModule(FromClone, const Base& clone, const CheckpointedModule& original)
       : Base(clone),
+        ToggleOf<Base>(original),
         is_enabled_(original.is_enabled_),
-        is_exempt_(original.is_exempt_),
-        budgeted_(original.budgeted_) {
+        is_exempt_(original.is_exempt_) {
     // In LibTorch 1.13 Module is a virtual base, which the copy constructor of `Base` leaves to the
     // last class.
     static_cast<torch::nn::Module&>(*this) = clone;
@@ -81,30 +87,12 @@ class CheckpointedModule : public Base, public CheckpointToggle {
 
   void enable_gradient_checkpointing() override {
     is_enabled_ = true;
-    budgeted_.set({});
+    if constexpr (kCanBePlanned) this->budgeted_.set({});
   }
   /// A module is one unit, so that every number of segments means one.
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
     require_segment_count(segment_count, this->name());
     enable_gradient_checkpointing();
-  }
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
-    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(budget);
-    is_enabled_ = true;
-    budgeted_.set(budget);
-  }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(plan);
-    is_enabled_ = true;
-    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
-  }
-  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
-  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
-  std::function<void()> remember_checkpointing() override {
-    return [this, is_on = is_enabled_.get(), put_back = budgeted_.remember()] {
-      put_back();
-      is_enabled_ = is_on;
-    };
   }
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
@@ -134,7 +122,7 @@ class CheckpointedModule : public Base, public CheckpointToggle {
     if (is_exempt_.get()) return call_plain(std::forward<Call>(call));
     if (!should_checkpoint(arguments...)) return std::forward<Call>(call)();
     if constexpr (kCanBePlanned && sizeof...(Arguments) == 1)
-      if (budgeted_.is_set()) return run_budgeted(arguments...);
+      if (this->budgeted_.is_set()) return run_budgeted(arguments...);
     RegionOptions region;
     region.keep = make_keep_predicate<Keep>();
     region.name = this->name();
@@ -159,7 +147,6 @@ class CheckpointedModule : public Base, public CheckpointToggle {
 
   Flag is_enabled_{true};
   Flag is_exempt_{false};
-  BudgetedRun budgeted_;
 };
 
 }  // namespace detail
