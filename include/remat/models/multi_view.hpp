@@ -263,7 +263,8 @@ class MultiViewClassifierImpl : public torch::nn::Cloneable<MultiViewClassifierI
 /// become one row by attention, mean or maximum, and a linear layer on it.
 ///
 /// Checkpointing is the backbone's: `remat::enable_gradient_checkpointing(model)` or
-/// `model->backbone()->enable_gradient_checkpointing(segments)`.
+/// `model->backbone()->enable_gradient_checkpointing(...)` with a number of segments or a
+/// `MemoryBudget`, which is for all views at once.
 ///
 /// ```cpp
 /// remat::MultiViewClassifier model("resnet18", /*num_classes=*/10, /*num_views=*/3, "max");
