@@ -24,6 +24,7 @@
 #include "remat/nn/blocks/trunc_normal.hpp"
 #include "remat/nn/blocks/window_attention.hpp"
 #include "remat/nn/budgeted_run.hpp"
+#include "remat/nn/budgeted_toggle.hpp"
 #include "remat/nn/chain.hpp"
 #include "remat/nn/chain_layer.hpp"
 #include "remat/nn/chain_plan.hpp"

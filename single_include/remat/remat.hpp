@@ -65,6 +65,7 @@
 //   remat/plan/segment_keeps.hpp
 //   remat/plan/keep_search.hpp
 //   remat/nn/budgeted_run.hpp
+//   remat/nn/budgeted_toggle.hpp
 //   remat/backbones/backbone.hpp
 //   remat/detail/literal.hpp
 //   remat/policies/concepts.hpp
@@ -1365,8 +1366,9 @@ class GradScaler {
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <algorithm>
 #include <functional>
+
+#include <algorithm>
 #include <mutex>
 #include <variant>
 
@@ -6848,6 +6850,37 @@ class BudgetedRun {
 
 }  // namespace remat::detail
 
+namespace remat::detail {
+
+/// A toggle whose module can be planned: its forward takes one tensor and returns one.
+class BudgetedToggle : public CheckpointToggle {
+ public:
+  using CheckpointToggle::enable_gradient_checkpointing;
+  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(budget);
+  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
+  }
+  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
+  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
+
+  std::function<void()> remember_checkpointing() override {
+    return [put_switch_back = CheckpointToggle::remember_checkpointing(),
+            put_budget_back = budgeted_.remember()] {
+      put_switch_back();
+      put_budget_back();
+    };
+  }
+
+ protected:
+  BudgetedRun budgeted_;
+};
+
+}  // namespace remat::detail
+
 namespace remat {
 
 /// Says what to build; meant for designated initialisers: `{.feature_dim = 128, .in_channels = 1}`.
@@ -6872,7 +6905,7 @@ struct BackboneOptions {
 ///
 /// Names, shapes, initialisation and numbers are those of the torchvision model of the same name.
 /// A backbone starts with gradient checkpointing off, and uses it in training mode only.
-class Backbone : public torch::nn::Module, public CheckpointToggle {
+class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
  public:
   /// Computes one row per image.
   ///
@@ -6887,20 +6920,6 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
       return budgeted_.run(*this, images_nchw, run);
     return run(images_nchw);
   }
-
-  /// Switches checkpointing on, such that a training step of the whole backbone, with its head,
-  /// needs no more memory than that; see `CheckpointToggle`.
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
-    enable_gradient_checkpointing();
-    budgeted_.set(budget);
-  }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    enable_gradient_checkpointing();
-    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
-  }
-  using CheckpointToggle::enable_gradient_checkpointing;
-  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
-  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
 
   /// Computes what comes before pooling: for a convolutional network a map (N, C, h, w).
   virtual torch::Tensor forward_features(const torch::Tensor& images_nchw) = 0;
@@ -6987,13 +7006,6 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
           .cure("Leave it unset");
     });
   }
-
-  /// Goes by segments again.
-  void forget_budget() { budgeted_.set({}); }
-  /// Returns what puts the present budget or plan back.
-  std::function<void()> remember_budget() { return budgeted_.remember(); }
-  /// Takes over the budget or plan of another backbone.
-  void copy_budget_from(const Backbone& other) { budgeted_ = other.budgeted_; }
 
   /// Registers `projection` if the options ask for one; called last, so that its keys come last.
   void register_projection() {
@@ -7110,7 +7122,6 @@ class Backbone : public torch::nn::Module, public CheckpointToggle {
   BackboneOptions options_;
   std::int64_t raw_feature_dim_;
   torch::nn::Linear projection_{nullptr};
-  detail::BudgetedRun budgeted_;
 };
 
 }  // namespace remat
@@ -7671,17 +7682,23 @@ inline constexpr bool maps_tensor<torch::Tensor(Argument) const> = true;
 /// Says that a constructor copies an unwrapped clone.
 struct FromClone {};
 
+/// The switches that suit the module: only one tensor to one tensor can be planned.
+template <class Base>
+using ToggleOf =
+    std::conditional_t<maps_tensor<ForwardSignature<Base>>, BudgetedToggle, CheckpointToggle>;
+
 /// The module class `Base` with switches, and a way to run its forward as a region.
 template <class Base, class Keep>
-class CheckpointedModule : public Base, public CheckpointToggle {
+class CheckpointedModule : public Base, public ToggleOf<Base> {
  public:
   using Base::Base;
+  using ToggleOf<Base>::enable_gradient_checkpointing;
   CheckpointedModule() = default;
   CheckpointedModule(FromClone, const Base& clone, const CheckpointedModule& original)
       : Base(clone),
+        ToggleOf<Base>(original),
         is_enabled_(original.is_enabled_),
-        is_exempt_(original.is_exempt_),
-        budgeted_(original.budgeted_) {
+        is_exempt_(original.is_exempt_) {
     // In LibTorch 1.13 Module is a virtual base, which the copy constructor of `Base` leaves to the
     // last class.
     static_cast<torch::nn::Module&>(*this) = clone;
@@ -7689,30 +7706,12 @@ class CheckpointedModule : public Base, public CheckpointToggle {
 
   void enable_gradient_checkpointing() override {
     is_enabled_ = true;
-    budgeted_.set({});
+    if constexpr (kCanBePlanned) this->budgeted_.set({});
   }
   /// A module is one unit, so that every number of segments means one.
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
     require_segment_count(segment_count, this->name());
     enable_gradient_checkpointing();
-  }
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
-    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(budget);
-    is_enabled_ = true;
-    budgeted_.set(budget);
-  }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    if constexpr (!kCanBePlanned) return CheckpointToggle::enable_gradient_checkpointing(plan);
-    is_enabled_ = true;
-    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
-  }
-  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
-  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
-  std::function<void()> remember_checkpointing() override {
-    return [this, is_on = is_enabled_.get(), put_back = budgeted_.remember()] {
-      put_back();
-      is_enabled_ = is_on;
-    };
   }
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
@@ -7742,7 +7741,7 @@ class CheckpointedModule : public Base, public CheckpointToggle {
     if (is_exempt_.get()) return call_plain(std::forward<Call>(call));
     if (!should_checkpoint(arguments...)) return std::forward<Call>(call)();
     if constexpr (kCanBePlanned && sizeof...(Arguments) == 1)
-      if (budgeted_.is_set()) return run_budgeted(arguments...);
+      if (this->budgeted_.is_set()) return run_budgeted(arguments...);
     RegionOptions region;
     region.keep = make_keep_predicate<Keep>();
     region.name = this->name();
@@ -7767,7 +7766,6 @@ class CheckpointedModule : public Base, public CheckpointToggle {
 
   Flag is_enabled_{true};
   Flag is_exempt_{false};
-  BudgetedRun budgeted_;
 };
 
 }  // namespace detail
@@ -8185,7 +8183,7 @@ namespace remat {
 /// @par Threads  several threads may call forward at once; adding, exempting and switching is for
 /// one thread
 class CheckpointedChainImpl : public torch::nn::Module,
-                              public CheckpointToggle,
+                              public detail::BudgetedToggle,
                               public detail::ChainStructure {
  public:
   using Iterator = std::vector<ChainLayer>::const_iterator;
@@ -8248,12 +8246,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
     detail::require_segment_count(segment_count, name());
     set_segment_count(segment_count);
   }
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override { set_target(budget); }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    set_target(std::make_shared<const MemoryPlan>(plan));
-  }
-  std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
-  PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
+  using detail::BudgetedToggle::enable_gradient_checkpointing;
   void disable_gradient_checkpointing() override { is_enabled_ = false; }
   bool is_gradient_checkpointing_enabled() const override { return is_enabled_.get(); }
 
@@ -8392,11 +8385,6 @@ class CheckpointedChainImpl : public torch::nn::Module,
     planner_.set_segment_count(segment_count);
   }
 
-  void set_target(detail::BudgetedRun::Target target) {
-    is_enabled_ = true;
-    budgeted_.set(std::move(target));
-  }
-
   void add_units(std::vector<detail::ChainUnit>& units, bool is_plain) const override {
     const std::size_t first = units.size();
     for (const ChainLayer& layer : layers_) detail::add_units_of_layer(layer, is_plain, units);
@@ -8436,7 +8424,6 @@ class CheckpointedChainImpl : public torch::nn::Module,
   std::vector<ChainLayer> layers_;
   detail::Flag is_enabled_{true};
   detail::ChainPlanner planner_;
-  detail::BudgetedRun budgeted_;
 };
 
 /// The module behind `Checkpointed<Sequential>`, as its users see it: forward takes extra
@@ -8587,14 +8574,14 @@ class ChainBackbone : public Backbone {
 
   /// Switches checkpointing on with the policy's own rule.
   void enable_gradient_checkpointing() override {
-    forget_budget();
+    budgeted_.set({});
     chain_->enable_gradient_checkpointing();
   }
   /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
-    forget_budget();
+    budgeted_.set({});
     chain_->enable_gradient_checkpointing(segment_count);
   }
   using Backbone::enable_gradient_checkpointing;
@@ -8619,7 +8606,7 @@ class ChainBackbone : public Backbone {
   }
 
   std::function<void()> remember_checkpointing() override {
-    return [chain = chain_->remember_checkpointing(), budget = remember_budget()] {
+    return [chain = chain_->remember_checkpointing(), budget = budgeted_.remember()] {
       chain();
       budget();
     };
@@ -8649,8 +8636,9 @@ class ChainBackbone : public Backbone {
 
  private:
   void copy_checkpointing_from(const Backbone& other) override {
-    copy_budget_from(other);
-    chain_->copy_checkpointing_from(*dynamic_cast<const ChainBackbone&>(other).chain_);
+    const auto& original = dynamic_cast<const ChainBackbone&>(other);
+    budgeted_ = original.budgeted_;
+    chain_->copy_checkpointing_from(*original.chain_);
   }
 
   CheckpointedChain chain_;
@@ -15634,7 +15622,8 @@ class MultiViewClassifierImpl : public torch::nn::Cloneable<MultiViewClassifierI
 /// become one row by attention, mean or maximum, and a linear layer on it.
 ///
 /// Checkpointing is the backbone's: `remat::enable_gradient_checkpointing(model)` or
-/// `model->backbone()->enable_gradient_checkpointing(segments)`.
+/// `model->backbone()->enable_gradient_checkpointing(...)` with a number of segments or a
+/// `MemoryBudget`, which is for all views at once.
 ///
 /// ```cpp
 /// remat::MultiViewClassifier model("resnet18", /*num_classes=*/10, /*num_views=*/3, "max");
