@@ -106,10 +106,6 @@ struct NetImpl : torch::nn::Module {
   Trial beside;
 };
 
-}  // namespace memory_report_test
-
-using namespace memory_report_test;
-
 TEST_CASE("a report's units take what a meter finds by hand around each layer") {
   Chain chain = chain_of(4);
   const auto x = torch::randn({256, 64});
@@ -260,3 +256,5 @@ TEST_CASE("a thinned timeline keeps its ends and its extremes") {
   CHECK(std::ranges::is_sorted(thin, {}, &remat::MemorySample::seconds));
   CHECK((remat::thinned(thin, 200) == thin));
 }
+
+}  // namespace memory_report_test

@@ -108,10 +108,6 @@ std::size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-}  // namespace report_formats_test
-
-using namespace report_formats_test;
-
 TEST_CASE("a report with units reads as three lines and a table") {
   const std::string expected =
       "plain:        peak 4.0 MiB, kept for backward 3.0 MiB\n"
@@ -231,3 +227,5 @@ TEST_CASE("in JSON a time that was not measured is null, and names are escaped")
   CHECK(json.at("time_ratio").is_null());
   CHECK(json.at("units")[1].at("name") == "remat::Checkpointed<\"Net\">");
 }
+
+}  // namespace report_formats_test
