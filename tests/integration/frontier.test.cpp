@@ -223,7 +223,7 @@ TEST_CASE("a frontier as text is a table of the common schedules and some twenty
 
 TEST_CASE("a frontier as JSON has every point") {
   const Frontier& frontier = frontier_of("resnet18");
-  const auto parsed = nlohmann::json::parse(remat::to_json(frontier));
+  const auto parsed = nlohmann::json::parse(remat::to_json(frontier).dump(2));
 
   CHECK(parsed["forward_seconds"] == frontier.forward_seconds);
   REQUIRE(parsed["points"].size() == frontier.points.size());

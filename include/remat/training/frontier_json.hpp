@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <string>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -9,11 +9,12 @@
 
 namespace remat {
 
-/// Writes the frontier with all of its points as JSON text.
+/// Returns the frontier with all of its points as JSON; needs nlohmann-json.
 ///
-/// Needs nlohmann-json.
-/// @param indent  spaces per level; -1: all in one line
-inline std::string to_json(const Frontier& frontier, int indent = 2) {
+/// ```cpp
+/// std::ofstream("frontier.json") << remat::to_json(frontier).dump(2);
+/// ```
+inline nlohmann::ordered_json to_json(const Frontier& frontier) {
   constexpr auto kind_name = [](FrontierPoint::Kind kind) {
     return kind == FrontierPoint::Kind::plain      ? "plain"
            : kind == FrontierPoint::Kind::segments ? "segments"
@@ -29,9 +30,7 @@ inline std::string to_json(const Frontier& frontier, int indent = 2) {
                       {"recomputed_seconds", point.recomputed_seconds},
                       {"recomputed_operations", point.recomputed_count},
                       {"share_of_forward", point.share_of_forward}});
-  const nlohmann::ordered_json document{{"forward_seconds", frontier.forward_seconds},
-                                        {"points", std::move(points)}};
-  return document.dump(indent);
+  return {{"forward_seconds", frontier.forward_seconds}, {"points", std::move(points)}};
 }
 
 }  // namespace remat
