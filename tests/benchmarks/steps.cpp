@@ -27,6 +27,7 @@
 #include "tests/benchmarks/results.hpp"
 #include "tests/benchmarks/rotor.hpp"
 #include "tests/benchmarks/rotor_run.hpp"
+#include "tests/benchmarks/segment_prediction.hpp"
 #include "tests/benchmarks/step_meter.hpp"
 #include "tests/benchmarks/strategies.hpp"
 
@@ -109,8 +110,8 @@ void note_infeasible(StepResult& result, const remat::Error& error) {
     result.least_part = std::stod(found[1]);
 }
 
-/// Notes what the library says beforehand of the steps to come, where it says something.
-void note_prediction(Competitor& competitor) {
+/// Notes what was known of the steps to come.
+void note_prediction(Competitor& competitor, const SegmentPrediction& prediction) {
   StepResult& result = competitor.result;
   if (const auto plan = competitor.model->memory_plan()) {
     result.predicted_peak_mib = plan->peak.mebibytes();
@@ -118,10 +119,10 @@ void note_prediction(Competitor& competitor) {
     return;
   }
   const auto* net = dynamic_cast<const remat::ChainBackbone*>(competitor.model.get());
-  if (net == nullptr || !net->is_gradient_checkpointing_enabled()) return;
-  const auto costs = net->chain()->unit_costs();
-  if (!costs.empty())
-    result.predicted_peak_mib = remat::predicted_peak(net->plan(), costs).mebibytes();
+  const auto cost = net == nullptr ? std::nullopt : prediction.of(*net);
+  if (!cost) return;
+  result.predicted_peak_mib = cost->peak.mebibytes();
+  result.predicted_recomputed = cost->seconds / prediction.seconds();
 }
 
 /// Runs two steps, of which the first lets each plan measure its units; compares gradients.
@@ -141,7 +142,6 @@ void check(Competitor& competitor, const Batch& batch, std::vector<torch::Tensor
   competitor.result.gradients_equal = true;
   for (std::size_t i = 0; i < found.size(); ++i)
     if (!torch::equal(found[i], expected[i])) competitor.result.gradients_equal = false;
-  note_prediction(competitor);
 }
 
 /// Rotor's schedules over the blocks of the plain network, at the same parts of plain's peak as the
@@ -191,6 +191,7 @@ std::vector<Competitor> make_competitors(const std::string& name, const Settings
                                          const Batch& batch) {
   std::vector<Competitor> competitors;
   std::vector<torch::Tensor> expected;
+  std::optional<SegmentPrediction> prediction;
   const std::regex wanted(settings.strategies);
   for (const Strategy& strategy : all_strategies()) {
     const bool is_plain = competitors.empty();
@@ -202,6 +203,9 @@ std::vector<Competitor> make_competitors(const std::string& name, const Settings
     else
       share_parameters(*competitor.model, *competitors[0].model);
     check(competitor, batch, expected);
+    if (is_plain) prediction.emplace(*competitor.model, batch.images, batch.labels);
+    if (competitor.result.is_feasible && !strategy.has_keep_policy)
+      note_prediction(competitor, *prediction);
   }
   for (Competitor& competitor : rotor_competitors(competitors[0], batch, wanted)) {
     if (competitor.result.is_feasible) check(competitor, batch, expected);

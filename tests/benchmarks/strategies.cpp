@@ -10,6 +10,7 @@
 #include <memory>
 #include <regex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -53,13 +54,17 @@ Strategy by_budget(int divisor) {
       }};
 }
 
-template <class Policy>
-Strategy strategy(std::string name) {
-  return {std::move(name), [](const std::string& model) {
+/// Segments by a rule over all units of the chain.
+template <class Rule, class Keep = remat::keep::nothing>
+Strategy by_rule(std::string name) {
+  return {std::move(name),
+          [](const std::string& model) {
+            using Policy = remat::Checkpointed<remat::Sequential, Rule, Keep>;
             auto net = remat::create_backbone<Policy>(model, {.num_classes = kClasses});
             net->enable_gradient_checkpointing();
             return net;
-          }};
+          },
+          !std::is_same_v<Keep, remat::keep::nothing>};
 }
 
 /// The keep policy of the row whose network is made. Chosen while the program runs, so that a
@@ -101,18 +106,21 @@ std::shared_ptr<remat::Backbone> keeping(KeepOfRow::Function keep, const std::st
 
 template <class Keep>
 Strategy each_unit(std::string name) {
-  return {std::move(name), [](const std::string& model) { return keeping(keeps<Keep>, model); }};
+  return {std::move(name), [](const std::string& model) { return keeping(keeps<Keep>, model); },
+          true};
 }
 
 /// The keep policy that suits the family: at least 45 % saved for the least time.
 Strategy by_family() {
-  return {"keep policy of the family", [](const std::string& model) {
+  return {"keep policy of the family",
+          [](const std::string& model) {
             using namespace remat::keep;
             if (is_one_of(model, "resnet")) return keeping(keeps<SecondConvolution>, model);
             if (is_one_of(model, "mobilenet|efficientnet"))
               return keeping(keeps<convolutions_and_matmuls>, model);
             return keeping(keeps<reducing_products>, model);
-          }};
+          },
+          true};
 }
 
 }  // namespace
@@ -125,14 +133,14 @@ std::vector<Strategy> all_strategies() {
       by_default("default policy", 0),
       by_default("one region per unit", kPerUnit),
       by_default("8 segments", 8),
-      strategy<Checkpointed<Sequential, KeepAll>>("KeepAll"),
-      strategy<Checkpointed<Sequential, Segments<4>>>("Segments<4>"),
-      strategy<Checkpointed<Sequential, SquareRoot>>("SquareRoot"),
-      strategy<Checkpointed<Sequential, EveryNth<2>>>("EveryNth<2>"),
-      strategy<Checkpointed<Sequential, EqualSegments<2>>>("2 equal segments"),
-      strategy<Checkpointed<Sequential, EqualSegments<4>>>("4 equal segments"),
-      strategy<Checkpointed<Sequential, EqualSegments<8>>>("8 equal segments"),
-      strategy<Checkpointed<Sequential, Segments<4>, keep::convolutions_and_matmuls>>(
+      by_rule<KeepAll>("KeepAll"),
+      by_rule<Segments<4>>("Segments<4>"),
+      by_rule<SquareRoot>("SquareRoot"),
+      by_rule<EveryNth<2>>("EveryNth<2>"),
+      by_rule<EqualSegments<2>>("2 equal segments"),
+      by_rule<EqualSegments<4>>("4 equal segments"),
+      by_rule<EqualSegments<8>>("8 equal segments"),
+      by_rule<Segments<4>, keep::convolutions_and_matmuls>(
           "Segments<4>, convolutions and matmuls kept"),
       each_unit<keep::convolutions_and_matmuls>("EachUnit, convolutions and matmuls kept"),
       each_unit<keep::reducing_products>("EachUnit, reducing products kept"),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@ constexpr std::array kBudgetDivisors{2, 3, 4, 5};
 struct Strategy {
   std::string name;
   std::function<std::shared_ptr<remat::Backbone>(const std::string& model)> create;
+  bool has_keep_policy = false;  // one that was chosen by hand
 };
 
 /// Returns all of them; the first one is plain.
