@@ -103,14 +103,28 @@ TEST_CASE("segments keep the ends of the layers between them") {
 }
 
 TEST_CASE("n segments are those of a measured chain, balanced by what its layers save") {
-  const auto list = remat::segment_keeps(layers_of({80, 40, 20, 10, 10}, 1));
-  const NamedKeeps& balanced = find(list, "2 segments, sqrt(5)");
+  const StepTrace trace = layers_of({80, 40, 20, 10, 10}, 1);
+  const NamedKeeps balanced = find(remat::segment_keeps(trace), "2 segments, sqrt(5)");
 
-  // Measured in segments of 3 and 2 layers: of their inputs only those from inside count.
+  // Measured in segments of 3 and 2 layers: of the layers' inputs only those from inside count.
   const std::vector<UnitCost> costs{
       {{80}, {1}}, {{41}, {1}}, {{21}, {1}}, {{10}, {1}}, {{11}, {1}}};
+  CHECK(remat::detail::TracedLayers(trace).costs(Plan::from_count(5, 2)) == costs);
   CHECK(balanced.plan == remat::balanced_plan(remat::Chain::of(costs), 2).with_last_plain());
   CHECK(balanced.plan.segments().front().unit_count() == 1);
+}
+
+TEST_CASE("what goes into a region stays even if autograd saves it nowhere") {
+  Maker maker;
+  maker.trace.layers_begin = maker.run(7, false, false);         // 1
+  maker.trace.layer_ends.push_back(maker.run(7, false, false));  // 2
+  maker.run(10, false, true);                                    // 3
+  maker.trace.layer_ends.push_back(maker.run(1, true, false));   // 4
+  const StepTrace trace = maker.finish();
+
+  const Plan plan({{0, 1, false}, {1, 2, true}});
+  const remat::KeptValues kept = remat::detail::TracedLayers(trace).keeps(plan);
+  CHECK(kept == remat::KeptValues{false, true, true, false, true});
 }
 
 TEST_CASE("what ran before the first layer and after the last one is plain") {
