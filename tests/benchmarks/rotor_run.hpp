@@ -59,14 +59,17 @@ inline BlockCost measure_block(const Block& block, const torch::Tensor& input, b
     const torch::Tensor x = input.detach().requires_grad_(!is_first);
     remat::MemoryMeter meter;
     const auto start = std::chrono::steady_clock::now();
-    const torch::Tensor output = block(x);
+    torch::Tensor output = block(x);
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
     cost.seconds = std::min(cost.seconds, time.count());
     cost.forward_peak = meter.peak().count;
     cost.saved = meter.current().count;
-    const torch::Tensor gradient = torch::ones_like(output);
+    // The product's backward makes the output's gradient, and nobody else holds that. The output
+    // itself is gone by then, as after the next block's backward.
+    const torch::Tensor root = (output * 1).sum();
+    output.reset();
     meter.reset_peak();
-    output.backward(gradient);
+    root.backward();
     cost.backward_peak = meter.peak().count;
   }
   return cost;

@@ -52,19 +52,23 @@ def joined(paths: list[str]) -> str:
     return HEADER + "".join(markdown_of(result["steps"], result["batch"]).removeprefix(HEADER) for result in results)
 
 
-BUDGET_HEADER = """| method | predicted peak / plain | measured peak / plain | recomputed share | step time / plain | gradients |
-| --- | --- | --- | --- | --- | --- |
+BUDGET_HEADER = """| method | peak / plain, predicted | measured | recomputed share, predicted | measured | step time / plain | gradients |
+| --- | --- | --- | --- | --- | --- | --- |
 """
+
+
+def cell(value: float | None, style: str) -> str:
+    return "" if value is None else format(value, style)
 
 
 def budget_line(row: dict, plain_peak: float) -> str:
     if is_infeasible(row):
-        return f"| {row['strategy']} | infeasible: the least is {row['least_part']:.3f} | | | | |\n"
-    predicted = row.get("predicted_peak_mib")
-    share = row.get("recomputed_share")
-    cells = [row["strategy"], "" if predicted is None else f"{predicted / plain_peak:.3f}",
-             f"{row['peak_mib'] / plain_peak:.3f}", "" if share is None else f"{100 * share:.1f} %",
-             f"{row['time_ratio']:.3f}", "equal" if row["gradients_equal"] else "differ"]
+        return f"| {row['strategy']} | infeasible: the least is {row['least_part']:.3f} | | | | | |\n"
+    predicted_peak = row.get("predicted_peak_mib")
+    cells = [row["strategy"], cell(None if predicted_peak is None else predicted_peak / plain_peak, ".3f"),
+             f"{row['peak_mib'] / plain_peak:.3f}", cell(row.get("predicted_recomputed"), ".1%"),
+             cell(row.get("recomputed_share"), ".1%"), f"{row['time_ratio']:.3f}",
+             "equal" if row["gradients_equal"] else "differ"]
     return "| " + " | ".join(cells) + " |\n"
 
 
