@@ -5794,7 +5794,7 @@ class ChainSearch {
     const std::int32_t start = from == 0 ? StepTrace::kNone : ends_[from - 1].value;
     if (ends_[to].value != StepTrace::kNone) kept.push_back(ends_[to].value);
     std::ranges::sort(kept);
-    kept.erase(std::ranges::unique(kept).begin(), kept.end());
+    kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
 
     KeptValues alone = keep_saved(range.last), others = keep_saved(0);
     for (std::size_t i = range.first; i < range.last; ++i)
