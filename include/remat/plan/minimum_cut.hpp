@@ -15,13 +15,16 @@ namespace remat {
 /// @par Source  Dinic 1970: blocking flows over levels of breadth-first search
 class MinimumCut {
  public:
+  /// The cost of a pipe that is never cut.
   static constexpr std::int64_t kUncuttable = std::numeric_limits<std::int64_t>::max() / 4;
 
   /// Nodes have the numbers 0 to `node_count` - 1, besides the source and the sink.
   explicit MinimumCut(std::size_t node_count)
       : outgoing_(node_count + 2), source_(node_count), sink_(node_count + 1) {}
 
+  /// Returns the node that all flow comes from.
   std::size_t source() const { return source_; }
+  /// Returns the node that all flow goes to.
   std::size_t sink() const { return sink_; }
 
   /// Adds a pipe that costs `cost` to cut; at `kUncuttable` it never is.
@@ -41,6 +44,7 @@ class MinimumCut {
     }
   }
 
+  /// Returns whether the cut leaves the node with the source.
   bool is_on_source_side(std::size_t node) const { return level_[node] >= 0; }
 
  private:
