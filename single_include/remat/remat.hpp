@@ -6495,6 +6495,7 @@ class KeepSearch {
     for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
     std::vector<Level> levels = choose_levels();
     descend(levels, plain_peak);
+    lower(keep_cuts());  // the same, however long the operations took
     lower(points_.least().kept);
     for (const Level& level : levels) polish(level);
     return std::move(points_);
@@ -6514,7 +6515,7 @@ class KeepSearch {
                                           0.2, 1.0 / 6, 0.15, 0.125,   0.1};
   static constexpr double kBelowRound = 0.9995;  // room for a small reserve
   static constexpr int kPriceSteps = 10, kMostFailures = 15, kReach = 6;
-  static constexpr double kSwaps = 200, kHardSwaps = 2000, kLowerSwaps = 3000;
+  static constexpr double kSwaps = 200, kHardSwaps = 2000, kLowerSwaps = 2000;
   static constexpr double kFullEffort = 2000;    // events
   static constexpr double kTemperature = 0.006;  // of forward's time
   static constexpr double kLowerTemperature = 0.02, kPower = 60;
@@ -6526,6 +6527,13 @@ class KeepSearch {
     const std::vector<std::int32_t> counts = trace_.saved_counts();
     KeptValues kept(trace_.values.size(), false);
     for (const std::int32_t id : candidates_) kept[at(id)] = counts[at(id)] > 0;
+    return kept;
+  }
+
+  /// What is kept where a chain is cut at all its cut points.
+  KeptValues keep_cuts() const {
+    KeptValues kept(trace_.values.size(), false);
+    for (const CutPoint& point : cut_points(trace_)) kept[at(point.value)] = true;
     return kept;
   }
 
