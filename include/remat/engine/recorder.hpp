@@ -312,15 +312,17 @@ class Recorder {
   }
 
   /// Kept: what the policies of this and all enclosing regions want, and side results that are tiny
-  /// beside what they come with.
+  /// beside what they come with: a batch norm's statistics, but not a layer norm's, of which there
+  /// are two for each position.
   void apply_keep_policy(const Operation& operation) {
-    constexpr std::int64_t tiny_share = 64;
+    constexpr std::int64_t tiny_share = 64, tiny_bytes = 16 << 10;
     const bool keeps_statistics = process_state().keeps_statistics;
     const std::int64_t largest = std::max(call_.largest, largest_made_);
     std::size_t index = 0;
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
-      made.is_tiny = keeps_statistics && made.nbytes * tiny_share <= largest;
+      made.is_tiny =
+          keeps_statistics && made.nbytes <= tiny_bytes && made.nbytes * tiny_share <= largest;
       made.kept_from_depth = made.is_tiny ? 0 : kept_from(made, index);
       ++index;
       if (made.kept_from_depth == 0) {
