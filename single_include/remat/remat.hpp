@@ -3738,15 +3738,17 @@ class Recorder {
   }
 
   /// Kept: what the policies of this and all enclosing regions want, and side results that are tiny
-  /// beside what they come with.
+  /// beside what they come with: a batch norm's statistics, but not a layer norm's, of which there
+  /// are two for each position.
   void apply_keep_policy(const Operation& operation) {
-    constexpr std::int64_t tiny_share = 64;
+    constexpr std::int64_t tiny_share = 64, tiny_bytes = 16 << 10;
     const bool keeps_statistics = process_state().keeps_statistics;
     const std::int64_t largest = std::max(call_.largest, largest_made_);
     std::size_t index = 0;
     for (auto& [id, storage] : made_) {
       Value& made = value(id);
-      made.is_tiny = keeps_statistics && made.nbytes * tiny_share <= largest;
+      made.is_tiny =
+          keeps_statistics && made.nbytes <= tiny_bytes && made.nbytes * tiny_share <= largest;
       made.kept_from_depth = made.is_tiny ? 0 : kept_from(made, index);
       ++index;
       if (made.kept_from_depth == 0) {
@@ -5318,6 +5320,7 @@ class ModelState {
       impl(buffer.tensor)
           ->set_version_counter(c10::VariableVersion(buffer.version.current_version()));
     clear_gradients();
+    at::autocast::clear_cache();
   }
   ModelState(const ModelState&) = delete;
   ModelState& operator=(const ModelState&) = delete;
@@ -5341,6 +5344,8 @@ class ModelState {
   /// and random numbers.
   void rewind() {
     clear_gradients();
+    // Else the next pass finds this one's casts, and runs other operations than those to come.
+    at::autocast::clear_cache();
     const torch::NoGradGuard no_grad;
     for (const Buffer& buffer : buffers_) buffer.tensor.copy_(buffer.content);
     for (const RandomState& random : generators_) set_state(random.generator, random.state);
@@ -6722,10 +6727,16 @@ StepTrace trace_module_step(ModelState& state, const std::string& name, const St
 template <class Forward>
 StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
   const torch::Tensor input = x.detach().requires_grad_(x.requires_grad());
+  // Only for these: what else the forward reads, a mask with a graph for example, is its owner's.
+  std::vector<torch::Tensor> leaves;
+  if (input.requires_grad()) leaves.push_back(input);
+  for (const torch::Tensor& parameter : module.parameters())
+    if (parameter.requires_grad() && parameter.is_leaf()) leaves.push_back(parameter);
   ModelState state(module, input);
   const auto step = [&](const RegionOptions& options) {
     const torch::Tensor output = run_region(options, [&] { return forward(input); });
-    if (output.requires_grad()) output.backward(torch::ones_like(output));
+    if (output.requires_grad() && !leaves.empty())
+      output.backward(torch::ones_like(output), {}, /*create_graph=*/false, at::TensorList(leaves));
   };
   return trace_module_step(state, module.name(), step);
 }
@@ -6928,7 +6939,9 @@ class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
     check_images(images_nchw);
     check_image_size(images_nchw.size(2), images_nchw.size(3));
     const auto run = [this](const torch::Tensor& images) { return forward_checked(images); };
-    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set())
+    // Where nothing requires grad there is nothing to plan, as in a chain.
+    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set() &&
+        (images_nchw.requires_grad() || detail::has_trainable_parameter(*this)))
       return budgeted_.run(*this, images_nchw, run);
     return run(images_nchw);
   }

@@ -2,6 +2,7 @@
 #include "tests/support/doctest.hpp"
 #include "tests/support/training_step.hpp"
 
+#include "remat/amp.hpp"
 #include "remat/backbones.hpp"
 #include "remat/explain.hpp"
 #include "remat/memory.hpp"
@@ -88,6 +89,17 @@ struct BranchingImpl : torch::nn::Module {
   torch::nn::Linear linear{nullptr};
 };
 TORCH_MODULE(Branching);
+
+/// A layer with a second argument.
+struct GatedImpl : torch::nn::Module {
+  GatedImpl() { linear = register_module("linear", torch::nn::Linear(32, 32)); }
+  torch::Tensor forward(torch::Tensor x, torch::Tensor gate) {
+    return torch::tanh(linear->forward(x)) * gate;
+  }
+
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Gated);
 
 /// Fractions of plain that are feasible at the tests' small sizes.
 const std::vector<double> kFractions{1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55,
@@ -401,6 +413,48 @@ TEST_CASE("explain says whether a region followed its plan, and where it left it
   CHECK(remat::to_string(remat::explain(run)).find("the plan") == std::string::npos);
   const torch::NoGradGuard no_grad;
   CHECK_FALSE(remat::explain(plan, run).plan_outcome.has_value());
+}
+
+TEST_CASE("a plan made under autocast is followed from the second step on") {
+  torch::manual_seed(0);
+  remat::Checkpointed<Branching> net(6);
+  net->enable_gradient_checkpointing(MemoryBudget::fraction_of_plain(1.0));
+  const torch::Tensor x = torch::randn({64, 32});
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    torch::Tensor y;
+    {
+      const remat::amp::Autocast autocast(torch::kCPU);
+      y = net->forward(x);
+    }
+    y.to(torch::kFloat32).sum().backward();
+    CHECK(net->plan_outcome() == remat::PlanOutcome());
+  }
+}
+
+TEST_CASE("a frozen backbone with a budget that no plan could meet is a plain call") {
+  Trainee trainee("resnet18");
+  for (torch::Tensor& parameter : trainee.net->parameters()) parameter.set_requires_grad(false);
+  trainee.net->enable_gradient_checkpointing(MemoryBudget::bytes(Bytes{1}));
+  CHECK_FALSE(trainee.net->forward(trainee.images).requires_grad());
+  CHECK(trainee.net->memory_plan() == nullptr);
+}
+
+TEST_CASE("planning a chain leaves the graphs and gradients of its other arguments alone") {
+  const auto gradients = [](bool has_budget) {
+    torch::manual_seed(0);
+    remat::Checkpointed<remat::Sequential> chain;
+    for (int i = 0; i < 3; ++i) chain->push_back(Gated());
+    if (has_budget) chain->enable_gradient_checkpointing(MemoryBudget::fraction_of_plain(1.0));
+    const torch::Tensor leaf = torch::randn({32}).requires_grad_();
+    const torch::Tensor x = torch::randn({64, 32});
+    chain->forward(x, leaf).sum().backward();
+    chain->forward(x, (leaf * 2).exp()).sum().backward();
+    return std::vector<torch::Tensor>{leaf.grad(), chain->parameters()[0].grad()};
+  };
+  const auto expected = gradients(false), planned = gradients(true);
+  CHECK(torch::equal(planned[0], expected[0]));
+  CHECK(torch::equal(planned[1], expected[1]));
 }
 
 TEST_CASE("what cannot be planned says so") {

@@ -40,10 +40,16 @@ StepTrace trace_module_step(ModelState& state, const std::string& name, const St
 template <class Forward>
 StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
   const torch::Tensor input = x.detach().requires_grad_(x.requires_grad());
+  // Only for these: what else the forward reads, a mask with a graph for example, is its owner's.
+  std::vector<torch::Tensor> leaves;
+  if (input.requires_grad()) leaves.push_back(input);
+  for (const torch::Tensor& parameter : module.parameters())
+    if (parameter.requires_grad() && parameter.is_leaf()) leaves.push_back(parameter);
   ModelState state(module, input);
   const auto step = [&](const RegionOptions& options) {
     const torch::Tensor output = run_region(options, [&] { return forward(input); });
-    if (output.requires_grad()) output.backward(torch::ones_like(output));
+    if (output.requires_grad() && !leaves.empty())
+      output.backward(torch::ones_like(output), {}, /*create_graph=*/false, at::TensorList(leaves));
   };
   return trace_module_step(state, module.name(), step);
 }

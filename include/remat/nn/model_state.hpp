@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "remat/libtorch/autocast.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/libtorch/random.hpp"
 #include "remat/nn/toggle.hpp"
@@ -36,6 +37,7 @@ class ModelState {
       impl(buffer.tensor)
           ->set_version_counter(c10::VariableVersion(buffer.version.current_version()));
     clear_gradients();
+    at::autocast::clear_cache();
   }
   ModelState(const ModelState&) = delete;
   ModelState& operator=(const ModelState&) = delete;
@@ -59,6 +61,8 @@ class ModelState {
   /// and random numbers.
   void rewind() {
     clear_gradients();
+    // Else the next pass finds this one's casts, and runs other operations than those to come.
+    at::autocast::clear_cache();
     const torch::NoGradGuard no_grad;
     for (const Buffer& buffer : buffers_) buffer.tensor.copy_(buffer.content);
     for (const RandomState& random : generators_) set_state(random.generator, random.state);
