@@ -4228,15 +4228,31 @@ struct StepTrace {
     return counts;
   }
 
+  /// Returns for each value whether another one is written over it.
+  std::vector<bool> overwritten_values() const {
+    std::vector<bool> is_overwritten(values.size(), false);
+    for (const Value& value : values)
+      if (value.takes_over != kNone)
+        is_overwritten[static_cast<std::size_t>(value.takes_over)] = true;
+    return is_overwritten;
+  }
+
   /// Returns for each value whether a plan may keep it: it has memory of its own, is worth a
   /// decision, and is not written over.
   std::vector<bool> keepable_values() const {
-    std::vector<bool> can_keep;
-    for (const Value& value : values)
-      can_keep.push_back(value.producer != kNone && value.bytes > 0 && !value.is_always_kept);
-    for (const Value& value : values)
-      if (value.takes_over != kNone) can_keep[static_cast<std::size_t>(value.takes_over)] = false;
+    std::vector<bool> can_keep = overwritten_values();
+    for (std::size_t id = 0; id < values.size(); ++id)
+      can_keep[id] = !can_keep[id] && values[id].producer != kNone && values[id].bytes > 0 &&
+                     !values[id].is_always_kept;
     return can_keep;
+  }
+
+  /// Returns for each value that a plan may keep whether plain does: autograd saved it.
+  std::vector<bool> kept_by_plain() const {
+    std::vector<bool> kept = keepable_values();
+    const std::vector<std::int32_t> counts = saved_counts();
+    for (std::size_t id = 0; id < kept.size(); ++id) kept[id] = kept[id] && counts[id] > 0;
+    return kept;
   }
 
   /// Returns the bytes of what the region returned.
@@ -4812,8 +4828,8 @@ class PlanFollower {
   }
 
  private:
-  /// From here on everything is dropped: right whatever runs, and within any budget that is met at
-  /// all.
+  /// From here on everything is dropped: right whatever runs, though what is recomputed at once may
+  /// need more than the budget.
   bool leave(std::size_t position, std::string_view name, const std::string& where) {
     outcome_ = {false, "operation " + std::to_string(position) + ", " + std::string(name) +
                            ", ran " + where};
@@ -5687,8 +5703,7 @@ class ChainSearch {
   ChainSearch(const StepTrace& trace, StepSimulation& simulation)
       : trace_(trace),
         simulation_(simulation),
-        can_keep_(trace.keepable_values()),
-        saved_(trace.saved_counts()),
+        plain_(trace.kept_by_plain()),
         time_(trace),
         cheapest_(trace) {
     for (const CutPoint& point : thin_out(cut_points(trace), trace, kMostCuts))
@@ -5696,9 +5711,8 @@ class ChainSearch {
     if (ends_.empty() || ends_.back().operation < trace.operations.size())
       ends_.push_back({trace.operations.size(), StepTrace::kNone});
     find_windows();
-    const KeptValues plain = keep_saved(0);
-    plain_peak_ = static_cast<double>(simulation_.run(plain).peak.count);
-    plain_seconds_ = time_(plain);
+    plain_peak_ = static_cast<double>(simulation_.run(plain_).peak.count);
+    plain_seconds_ = time_(plain_);
     segments_.resize(ends_.size());
     for (std::size_t from = 0; from < ends_.size(); ++from)
       for (std::size_t to = from; to < std::min(ends_.size(), from + kLongest); ++to)
@@ -5773,10 +5787,10 @@ class ChainSearch {
   }
 
   /// What plain keeps of the operations from `first` on.
-  KeptValues keep_saved(std::size_t first) const {
-    KeptValues kept(trace_.values.size(), false);
+  KeptValues plain_from(std::size_t first) const {
+    KeptValues kept = plain_;
     for (std::size_t id = 0; id < kept.size(); ++id)
-      kept[id] = can_keep_[id] && saved_[id] > 0 && at(trace_.values[id].producer) >= first;
+      kept[id] = kept[id] && at(trace_.values[id].producer) >= first;
     return kept;
   }
 
@@ -5805,7 +5819,7 @@ class ChainSearch {
     std::ranges::sort(kept);
     kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
 
-    KeptValues alone = keep_saved(range.last), others = keep_saved(0);
+    KeptValues alone = plain_from(range.last), others = plain_;
     for (std::size_t i = range.first; i < range.last; ++i)
       for (const std::int32_t id : trace_.operations[i].makes) others[at(id)] = false;
     if (start != StepTrace::kNone) alone[at(start)] = others[at(start)] = true;
@@ -5851,8 +5865,7 @@ class ChainSearch {
 
   const StepTrace& trace_;
   StepSimulation& simulation_;
-  std::vector<bool> can_keep_;
-  std::vector<std::int32_t> saved_;
+  KeptValues plain_;
   RecomputeTime time_;
   CheapestKeeps cheapest_;
   std::vector<End> ends_;
@@ -5900,9 +5913,10 @@ class PriceWalk {
     for (const std::int32_t id : cheapest_({0, trace_.operations.size()}, price))
       kept[at(id)] = true;
     const StepCost cost = simulation_.run(kept, &course_);
+    const double step = kStep / static_cast<double>(prices_.size());
     for (std::size_t i = 0; i < prices_.size(); ++i) {
       const double excess = static_cast<double>(course_[i].count - limit) / plain_peak_;
-      prices_[i] = std::max(0.0, prices_[i] + kStep / static_cast<double>(prices_.size()) * excess);
+      prices_[i] = std::max(0.0, prices_[i] + step * excess);
     }
     return {std::move(kept), cost};
   }
@@ -6329,9 +6343,7 @@ class TracedLayers {
       : trace_(trace),
         saved_(trace.saved_counts()),
         layer_of_(trace.operations.size(), kOutside),
-        is_overwritten_(trace.values.size(), false) {
-    for (const StepTrace::Value& value : trace.values)
-      if (value.takes_over != StepTrace::kNone) is_overwritten_[at(value.takes_over)] = true;
+        is_overwritten_(trace.overwritten_values()) {
     std::int32_t first =
         trace.layers_begin == StepTrace::kNone ? 0 : producer(trace.layers_begin) + 1;
     for (const std::int32_t end : trace.layer_ends) {
@@ -6495,7 +6507,7 @@ class KeepSearch {
       try_all();
       return std::move(points_);
     }
-    const Bytes plain_peak = evaluate(keep_saved()).peak;
+    const Bytes plain_peak = evaluate(trace_.kept_by_plain()).peak;
     plain_peak_ = static_cast<double>(plain_peak.count);
     for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
     std::vector<Level> levels = choose_levels();
@@ -6526,14 +6538,6 @@ class KeepSearch {
   static constexpr double kLowerTemperature = 0.02, kPower = 60;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
-  /// What plain keeps. A value that autograd did not save would only add to that.
-  KeptValues keep_saved() const {
-    const std::vector<std::int32_t> counts = trace_.saved_counts();
-    KeptValues kept(trace_.values.size(), false);
-    for (const std::int32_t id : candidates_) kept[at(id)] = counts[at(id)] > 0;
-    return kept;
-  }
 
   /// What is kept where a chain is cut at all its cut points.
   KeptValues keep_cuts() const {
@@ -6798,10 +6802,12 @@ class BudgetedRun {
 
   /// Calls `forward(x)`, which may happen three times where there is no plan yet.
   ///
-  /// Inside another region there is nothing to plan: that one decides what stays.
+  /// Inside another region there is nothing to plan: that one decides what stays. Nor is there
+  /// where nothing requires grad.
   template <class Forward>
   torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
     if (!records_regions() || thread_state().tape) return forward(x);
+    if (!x.requires_grad() && !has_trainable_parameter(module)) return forward(x);
     RegionOptions options;
     options.name = module.name();
     const Pass pass{*this, follow_plan(options, plan_for(module, x, forward))};
@@ -6939,9 +6945,7 @@ class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
     check_images(images_nchw);
     check_image_size(images_nchw.size(2), images_nchw.size(3));
     const auto run = [this](const torch::Tensor& images) { return forward_checked(images); };
-    // Where nothing requires grad there is nothing to plan, as in a chain.
-    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set() &&
-        (images_nchw.requires_grad() || detail::has_trainable_parameter(*this)))
+    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set())
       return budgeted_.run(*this, images_nchw, run);
     return run(images_nchw);
   }
@@ -17221,7 +17225,7 @@ class MemoryChart {
   MemoryChart(std::string title, Bytes highest)
       : unit_(unit_for(highest)),
         chart_(std::move(title), {"milliseconds since the step began"},
-               {std::string("live tensors, ") + kUnits[unit_]}) {}
+               {std::string("live tensors, ") + detail::kByteUnits[unit_]}) {}
 
   /// Sets a line below the title.
   MemoryChart& set_subtitle(std::string words) {
@@ -17266,11 +17270,10 @@ class MemoryChart {
   std::string text() const { return chart_.text(); }
 
  private:
-  static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-
   static std::size_t unit_for(Bytes highest) {
     std::size_t unit = 0;
-    for (; highest.count >= 1024 && unit + 1 < kUnits.size(); ++unit) highest.count /= 1024;
+    for (; highest.count >= 1024 && unit + 1 < detail::kByteUnits.size(); ++unit)
+      highest.count /= 1024;
     return unit;
   }
   double in_unit(Bytes bytes) const {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 TEST_CASE("a message has its four parts in order, and leaves out what is not set") {
   remat::ErrorMessage message("remat.test.code");

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <string>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 using namespace remat::literals;
 

@@ -49,9 +49,7 @@ class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
     check_images(images_nchw);
     check_image_size(images_nchw.size(2), images_nchw.size(3));
     const auto run = [this](const torch::Tensor& images) { return forward_checked(images); };
-    // Where nothing requires grad there is nothing to plan, as in a chain.
-    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set() &&
-        (images_nchw.requires_grad() || detail::has_trainable_parameter(*this)))
+    if (is_training() && is_gradient_checkpointing_enabled() && budgeted_.is_set())
       return budgeted_.run(*this, images_nchw, run);
     return run(images_nchw);
   }

@@ -76,8 +76,8 @@ class PlanFollower {
   }
 
  private:
-  /// From here on everything is dropped: right whatever runs, and within any budget that is met at
-  /// all.
+  /// From here on everything is dropped: right whatever runs, though what is recomputed at once may
+  /// need more than the budget.
   bool leave(std::size_t position, std::string_view name, const std::string& where) {
     outcome_ = {false, "operation " + std::to_string(position) + ", " + std::string(name) +
                            ", ran " + where};

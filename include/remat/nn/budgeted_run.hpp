@@ -111,10 +111,12 @@ class BudgetedRun {
 
   /// Calls `forward(x)`, which may happen three times where there is no plan yet.
   ///
-  /// Inside another region there is nothing to plan: that one decides what stays.
+  /// Inside another region there is nothing to plan: that one decides what stays. Nor is there
+  /// where nothing requires grad.
   template <class Forward>
   torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
     if (!records_regions() || thread_state().tape) return forward(x);
+    if (!x.requires_grad() && !has_trainable_parameter(module)) return forward(x);
     RegionOptions options;
     options.name = module.name();
     const Pass pass{*this, follow_plan(options, plan_for(module, x, forward))};

@@ -34,8 +34,7 @@ class ChainSearch {
   ChainSearch(const StepTrace& trace, StepSimulation& simulation)
       : trace_(trace),
         simulation_(simulation),
-        can_keep_(trace.keepable_values()),
-        saved_(trace.saved_counts()),
+        plain_(trace.kept_by_plain()),
         time_(trace),
         cheapest_(trace) {
     for (const CutPoint& point : thin_out(cut_points(trace), trace, kMostCuts))
@@ -43,9 +42,8 @@ class ChainSearch {
     if (ends_.empty() || ends_.back().operation < trace.operations.size())
       ends_.push_back({trace.operations.size(), StepTrace::kNone});
     find_windows();
-    const KeptValues plain = keep_saved(0);
-    plain_peak_ = static_cast<double>(simulation_.run(plain).peak.count);
-    plain_seconds_ = time_(plain);
+    plain_peak_ = static_cast<double>(simulation_.run(plain_).peak.count);
+    plain_seconds_ = time_(plain_);
     segments_.resize(ends_.size());
     for (std::size_t from = 0; from < ends_.size(); ++from)
       for (std::size_t to = from; to < std::min(ends_.size(), from + kLongest); ++to)
@@ -120,10 +118,10 @@ class ChainSearch {
   }
 
   /// What plain keeps of the operations from `first` on.
-  KeptValues keep_saved(std::size_t first) const {
-    KeptValues kept(trace_.values.size(), false);
+  KeptValues plain_from(std::size_t first) const {
+    KeptValues kept = plain_;
     for (std::size_t id = 0; id < kept.size(); ++id)
-      kept[id] = can_keep_[id] && saved_[id] > 0 && at(trace_.values[id].producer) >= first;
+      kept[id] = kept[id] && at(trace_.values[id].producer) >= first;
     return kept;
   }
 
@@ -152,7 +150,7 @@ class ChainSearch {
     std::ranges::sort(kept);
     kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
 
-    KeptValues alone = keep_saved(range.last), others = keep_saved(0);
+    KeptValues alone = plain_from(range.last), others = plain_;
     for (std::size_t i = range.first; i < range.last; ++i)
       for (const std::int32_t id : trace_.operations[i].makes) others[at(id)] = false;
     if (start != StepTrace::kNone) alone[at(start)] = others[at(start)] = true;
@@ -198,8 +196,7 @@ class ChainSearch {
 
   const StepTrace& trace_;
   StepSimulation& simulation_;
-  std::vector<bool> can_keep_;
-  std::vector<std::int32_t> saved_;
+  KeptValues plain_;
   RecomputeTime time_;
   CheapestKeeps cheapest_;
   std::vector<End> ends_;

@@ -44,7 +44,7 @@ class KeepSearch {
       try_all();
       return std::move(points_);
     }
-    const Bytes plain_peak = evaluate(keep_saved()).peak;
+    const Bytes plain_peak = evaluate(trace_.kept_by_plain()).peak;
     plain_peak_ = static_cast<double>(plain_peak.count);
     for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
     std::vector<Level> levels = choose_levels();
@@ -75,14 +75,6 @@ class KeepSearch {
   static constexpr double kLowerTemperature = 0.02, kPower = 60;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
-  /// What plain keeps. A value that autograd did not save would only add to that.
-  KeptValues keep_saved() const {
-    const std::vector<std::int32_t> counts = trace_.saved_counts();
-    KeptValues kept(trace_.values.size(), false);
-    for (const std::int32_t id : candidates_) kept[at(id)] = counts[at(id)] > 0;
-    return kept;
-  }
 
   /// What is kept where a chain is cut at all its cut points.
   KeptValues keep_cuts() const {

@@ -47,9 +47,10 @@ class PriceWalk {
     for (const std::int32_t id : cheapest_({0, trace_.operations.size()}, price))
       kept[at(id)] = true;
     const StepCost cost = simulation_.run(kept, &course_);
+    const double step = kStep / static_cast<double>(prices_.size());
     for (std::size_t i = 0; i < prices_.size(); ++i) {
       const double excess = static_cast<double>(course_[i].count - limit) / plain_peak_;
-      prices_[i] = std::max(0.0, prices_[i] + kStep / static_cast<double>(prices_.size()) * excess);
+      prices_[i] = std::max(0.0, prices_[i] + step * excess);
     }
     return {std::move(kept), cost};
   }

@@ -35,9 +35,7 @@ class TracedLayers {
       : trace_(trace),
         saved_(trace.saved_counts()),
         layer_of_(trace.operations.size(), kOutside),
-        is_overwritten_(trace.values.size(), false) {
-    for (const StepTrace::Value& value : trace.values)
-      if (value.takes_over != StepTrace::kNone) is_overwritten_[at(value.takes_over)] = true;
+        is_overwritten_(trace.overwritten_values()) {
     std::int32_t first =
         trace.layers_begin == StepTrace::kNone ? 0 : producer(trace.layers_begin) + 1;
     for (const std::int32_t end : trace.layer_ends) {

@@ -80,15 +80,31 @@ struct StepTrace {
     return counts;
   }
 
+  /// Returns for each value whether another one is written over it.
+  std::vector<bool> overwritten_values() const {
+    std::vector<bool> is_overwritten(values.size(), false);
+    for (const Value& value : values)
+      if (value.takes_over != kNone)
+        is_overwritten[static_cast<std::size_t>(value.takes_over)] = true;
+    return is_overwritten;
+  }
+
   /// Returns for each value whether a plan may keep it: it has memory of its own, is worth a
   /// decision, and is not written over.
   std::vector<bool> keepable_values() const {
-    std::vector<bool> can_keep;
-    for (const Value& value : values)
-      can_keep.push_back(value.producer != kNone && value.bytes > 0 && !value.is_always_kept);
-    for (const Value& value : values)
-      if (value.takes_over != kNone) can_keep[static_cast<std::size_t>(value.takes_over)] = false;
+    std::vector<bool> can_keep = overwritten_values();
+    for (std::size_t id = 0; id < values.size(); ++id)
+      can_keep[id] = !can_keep[id] && values[id].producer != kNone && values[id].bytes > 0 &&
+                     !values[id].is_always_kept;
     return can_keep;
+  }
+
+  /// Returns for each value that a plan may keep whether plain does: autograd saved it.
+  std::vector<bool> kept_by_plain() const {
+    std::vector<bool> kept = keepable_values();
+    const std::vector<std::int32_t> counts = saved_counts();
+    for (std::size_t id = 0; id < kept.size(); ++id) kept[id] = kept[id] && counts[id] > 0;
+    return kept;
   }
 
   /// Returns the bytes of what the region returned.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -33,7 +32,7 @@ class MemoryChart {
   MemoryChart(std::string title, Bytes highest)
       : unit_(unit_for(highest)),
         chart_(std::move(title), {"milliseconds since the step began"},
-               {std::string("live tensors, ") + kUnits[unit_]}) {}
+               {std::string("live tensors, ") + detail::kByteUnits[unit_]}) {}
 
   /// Sets a line below the title.
   MemoryChart& set_subtitle(std::string words) {
@@ -78,11 +77,10 @@ class MemoryChart {
   std::string text() const { return chart_.text(); }
 
  private:
-  static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-
   static std::size_t unit_for(Bytes highest) {
     std::size_t unit = 0;
-    for (; highest.count >= 1024 && unit + 1 < kUnits.size(); ++unit) highest.count /= 1024;
+    for (; highest.count >= 1024 && unit + 1 < detail::kByteUnits.size(); ++unit)
+      highest.count /= 1024;
     return unit;
   }
   double in_unit(Bytes bytes) const {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 using namespace remat::literals;
 using remat::Bytes;

@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 namespace budget_text_test {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 namespace memory_plan_json_test {
 

@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 using remat::Plan;
 

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 #include "remat/policies/concepts.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include <doctest/doctest.h>
+#include "tests/support/doctest.hpp"
 
 using namespace remat::literals;
 using remat::Chain;

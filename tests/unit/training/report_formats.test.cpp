@@ -140,7 +140,7 @@ TEST_CASE("a report's picture is well-formed XML, with both curves and all parts
 }
 
 TEST_CASE("a picture of an empty report, and one of what is not finite, is well-formed") {
-  CHECK(XmlCheck::fault_of(remat::to_svg({})) == "");
+  CHECK(XmlCheck::fault_of(remat::to_svg(remat::MemoryReport{})) == "");
 
   remat::SvgChart chart("a < b & \"c\" > d\x01", {"x", false}, {"y", false});
   chart.set_subtitle("<&>");
