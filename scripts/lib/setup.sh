@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 #
-# Sourced by scripts/test, scripts/demo and .ci/run: finds what a build needs, or installs it. Nothing
+# Sourced by the other scripts and .ci/run: finds what a build needs, or installs it. Nothing
 # outside build/ and the system's package manager is touched.
 #
 #   setup_tools                    compiler, CMake >= 3.25, Ninja, Python
@@ -173,9 +173,16 @@ configure() {
 
 run_example() {
   local name="$1" build_dir="$root/build/release-$LIBTORCH_VERSION"
+  local log="$build_dir/configure.log"
   shift
-  say "LibTorch $LIBTORCH_VERSION"
-  configure "$build_dir" release -D REMAT_BUILD_BENCHMARKS=OFF
-  cmake --build "$build_dir" --target "$name"
+  say "LibTorch $LIBTORCH_VERSION: building $name, a minute or two the first time"
+  # CMake says much, and a newcomer wants to see the program: what it says matters if it fails.
+  mkdir -p "$build_dir"
+  if ! configure "$build_dir" release -D REMAT_BUILD_BENCHMARKS=OFF >"$log" 2>&1; then
+    cat "$log" >&2
+    die "CMake failed; its words are above and in $log"
+  fi
+  cmake --build "$build_dir" --target "$name" ||
+    die "the build of $name failed; what CMake found is in $log"
   exec "$(find "$build_dir/examples" -name "$name" -type f -perm -u+x | head -n 1)" "$@"
 }
