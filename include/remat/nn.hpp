@@ -37,5 +37,7 @@
 #include "remat/nn/model_state.hpp"
 #include "remat/nn/plain.hpp"
 #include "remat/nn/sequential.hpp"
+#include "remat/nn/step_kind.hpp"
 #include "remat/nn/toggle.hpp"
+#include "remat/nn/trace_module.hpp"
 #include "remat/nn/unit_mark.hpp"

@@ -49,10 +49,13 @@
 //   remat/plan/memory_plan.hpp
 //   remat/plan/plan_outcome.hpp
 //   remat/engine/plan_follower.hpp
+//   remat/nn/step_kind.hpp
 //   remat/engine/step_observer.hpp
 //   remat/engine/trace_step.hpp
+//   remat/libtorch/leaf_slots.hpp
 //   remat/nn/toggle.hpp
 //   remat/nn/model_state.hpp
+//   remat/nn/trace_module.hpp
 //   remat/plan/minimum_cut.hpp
 //   remat/plan/cheapest_keeps.hpp
 //   remat/plan/cut_points.hpp
@@ -531,6 +534,8 @@ struct AutocastState {
   bool is_enabled = false;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool uses_cache = true;
+
+  friend bool operator==(const AutocastState&, const AutocastState&) = default;
 };
 
 /// @param device  one that `has_autocast`
@@ -2450,6 +2455,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
   std::shared_ptr<TapeObserver> observer;  // null: nobody looks
+  std::function<void(const at::Tensor&)> before_write;  // empty: nobody minds
   bool measures_time = false;
   bool is_indivisible = false;  // regions inside are part of the outermost one
   bool is_sealed = false;
@@ -3520,6 +3526,8 @@ class Recorder {
     {
       std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
       const ValueId id = tape_.current(storage);
+      const bool is_made_here = id != none && (value(id).producer != none || value(id).is_fresh);
+      if (tape_.before_write && !is_made_here) tape_.before_write(tensor);
       if (id != none) tape_.let_go(id);
     }
     c10::Storage snapshot;
@@ -3930,7 +3938,10 @@ struct RegionOptions {
   bool measures_time = false;
   bool is_indivisible = false;  ///< regions inside are part of this one, if it is the outermost
   std::shared_ptr<TapeObserver> observer{};  ///< watches the tape, if this region is the outermost
-  std::function<void(Tape&)> at_end{};       ///< sees the tape when the region has ended well
+  std::function<void(const at::Tensor&)>
+      before_write{};  ///< sees what is about to be written and is from outside, if this region is
+                       ///< the outermost
+  std::function<void(Tape&)> at_end{};  ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.
@@ -3951,6 +3962,7 @@ class RegionScope {
     tape_ = thread.tape;
     if (is_outermost_) {
       tape_->observer = options.observer;
+      tape_->before_write = options.before_write;
       tape_->is_indivisible = options.is_indivisible;
     }
 
@@ -3979,6 +3991,7 @@ class RegionScope {
     tape_->region = parent_;
     if (!is_outermost_) return;
     if (tape_->observer) tape_->observer->ended(*tape_);
+    tape_->before_write = nullptr;
     tape_->seal();
     thread_state().tape.reset();
   }
@@ -4860,6 +4873,40 @@ inline std::shared_ptr<const PlanFollower> follow_plan(RegionOptions& options,
 
 namespace remat::detail {
 
+/// What decides, besides the input's sizes, which operations a module's step runs and what autograd
+/// saves of them.
+struct StepKind {
+  c10::ScalarType dtype = c10::ScalarType::Float;  // of the input
+  c10::Device device{c10::kCPU};
+  AutocastState autocast;
+  std::vector<bool> requires_grad;  // the input and the parameters
+  std::vector<bool> is_training;    // the module and those below
+
+  static StepKind of(const torch::nn::Module& module, const torch::Tensor& x) {
+    StepKind kind;
+    kind.dtype = x.scalar_type();
+    kind.device = x.device();
+    if (has_autocast(x.device().type())) kind.autocast = autocast_state(x.device().type());
+    kind.requires_grad.push_back(x.requires_grad());
+    kind.add(module);
+    return kind;
+  }
+
+  friend bool operator==(const StepKind&, const StepKind&) = default;
+
+ private:
+  void add(const torch::nn::Module& module) {
+    is_training.push_back(module.is_training());
+    for (const torch::Tensor& parameter : module.parameters(/*recurse=*/false))
+      requires_grad.push_back(parameter.requires_grad());
+    for (const auto& child : module.children()) add(*child);
+  }
+};
+
+}  // namespace remat::detail
+
+namespace remat::detail {
+
 /// Traces one training step for `StepSimulation`: set as the tape's observer and, on the thread
 /// that runs forward and backward, as the allocation listener.
 ///
@@ -5115,6 +5162,55 @@ inline void keep_while_tracing(const at::Tensor& output) {
 
 }  // namespace remat::detail
 
+#include <torch/csrc/autograd/variable.h>
+
+namespace remat::detail {
+
+/// Hooks that run when a gradient has been accumulated; LibTorch has them from 2.1 on.
+template <class Meta>
+struct AccumulationHooks {
+  void exchange(Meta&) {}
+};
+template <class Meta>
+  requires requires(Meta& meta) { meta.post_acc_grad_hooks_; }
+struct AccumulationHooks<Meta> {
+  decltype(Meta::post_acc_grad_hooks_) hooks;
+
+  void exchange(Meta& meta) { std::swap(hooks, meta.post_acc_grad_hooks_); }
+};
+
+/// What a backward pass finds at a leaf: the gradient, hooks, and the node that accumulates, which
+/// may have hooks of its own.
+///
+/// Exchanged for an empty one, passes leave the leaf's gradient alone and call none of its hooks.
+class LeafSlots {
+ public:
+  const at::Tensor& gradient() const { return gradient_; }
+
+  /// Swaps these with a leaf's.
+  void exchange(const at::Tensor& leaf) {
+    Meta* meta = torch::autograd::impl::get_autograd_meta(leaf);
+    if (meta == nullptr) return;  // it never required grad
+    const std::lock_guard<std::mutex> lock(meta->mutex_);
+    std::swap(gradient_, meta->grad_);
+    std::swap(hooks_, meta->hooks_);
+    std::swap(hook_list_, meta->cpp_hooks_list_);
+    std::swap(accumulator_, meta->grad_accumulator_);
+    accumulation_hooks_.exchange(*meta);
+  }
+
+ private:
+  using Meta = torch::autograd::AutogradMeta;
+
+  at::Tensor gradient_;
+  decltype(Meta::hooks_) hooks_;
+  decltype(Meta::cpp_hooks_list_) hook_list_;
+  decltype(Meta::grad_accumulator_) accumulator_{decltype(torch::autograd::Edge::function)()};
+  AccumulationHooks<Meta> accumulation_hooks_;
+};
+
+}  // namespace remat::detail
+
 namespace remat {
 
 namespace detail {
@@ -5312,14 +5408,17 @@ bool is_gradient_checkpointing_enabled(const torch::nn::ModuleHolder<Impl>& modu
 
 namespace remat::detail {
 
-/// Puts back at its end everything that training steps change in a model: gradients, buffers with
-/// their versions, modes, checkpoint switches with segment counts and plans, and the random states.
+/// Puts back at its end everything that training steps change in a model: gradients, buffers,
+/// modes, checkpoint switches with segment counts and plans, the random states, and what
+/// `before_write` was told of.
 ///
-/// While it lives, steps see no gradients, and buffers with versions of their own, so that a graph
-/// from before that has saved a buffer still finds it unchanged.
+/// While it lives, steps see no gradients and call no hooks of parameters; parameters and buffers
+/// have versions of their own, so that a graph from before that has saved one still finds it
+/// unchanged. Backward passes of other threads must not use the model's parameters meanwhile: their
+/// gradients would go the same way.
 class ModelState {
  public:
-  /// @param input  whose gradient is put back, too, if it is a leaf
+  /// @param input  gets the same care as a parameter
   ModelState(torch::nn::Module& model, const torch::Tensor& input) {
     modes_.emplace_back(&model, model.is_training());
     for (const auto& below : model.modules(/*include_self=*/false))
@@ -5327,15 +5426,14 @@ class ModelState {
     for_each_toggle(model, [&](CheckpointToggle& toggle) {
       switches_.push_back(toggle.remember_checkpointing());
     });
-    for (const torch::Tensor& parameter : model.parameters()) remember_gradient(parameter);
-    remember_gradient(input);
+    for (const torch::Tensor& parameter : model.parameters()) remember_leaf(parameter);
+    remember_leaf(input);
     for (const torch::Tensor& buffer : model.buffers()) remember_buffer(buffer);
     remember_generator(at::kCPU);
     // From here on nothing throws.
-    for (const Buffer& buffer : buffers_)
-      impl(buffer.tensor)
-          ->set_version_counter(c10::VariableVersion(buffer.version.current_version()));
-    clear_gradients();
+    for (const auto& [tensor, version] : versions_)
+      impl(tensor)->set_version_counter(c10::VariableVersion(version.current_version()));
+    exchange_leaves();
     at::autocast::clear_cache();
   }
   ModelState(const ModelState&) = delete;
@@ -5346,8 +5444,8 @@ class ModelState {
       rewind();
     } catch (...) {
     }
-    for (const Buffer& buffer : buffers_) impl(buffer.tensor)->set_version_counter(buffer.version);
-    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = gradient;
+    for (const auto& [tensor, version] : versions_) impl(tensor)->set_version_counter(version);
+    exchange_leaves();
     for (const auto& put_back : switches_) put_back();
     if (std::ranges::all_of(
             modes_, [](const auto& mode) { return mode.first->is_training() == mode.second; }))
@@ -5356,40 +5454,62 @@ class ModelState {
     for (const auto& [module, is_training] : modes_) module->train(is_training);
   }
 
-  /// Makes the next step start where the first one did: without gradients, with the same buffers
+  /// Makes the next step start where the first one did: without gradients, with the same content
   /// and random numbers.
   void rewind() {
-    clear_gradients();
+    for (const auto& [leaf, slots] : leaves_)
+      if (leaf.grad().defined()) leaf.mutable_grad() = torch::Tensor();
     // Else the next pass finds this one's casts, and runs other operations than those to come.
     at::autocast::clear_cache();
     const torch::NoGradGuard no_grad;
     for (const Buffer& buffer : buffers_) buffer.tensor.copy_(buffer.content);
+    for (const Written& written : written_)
+      bytes_of(written.storage).copy_(bytes_of(written.content));
     for (const RandomState& random : generators_) set_state(random.generator, random.state);
   }
 
   /// Gives every parameter that had a gradient one of zeros: backward adds to those, which needs
   /// other memory than making them does.
   void zero_known_gradients() {
-    for (const auto& [leaf, gradient] : gradients_)
-      if (gradient.defined()) leaf.mutable_grad() = torch::zeros_like(gradient);
+    for (const auto& [leaf, slots] : leaves_)
+      if (slots.gradient().defined()) leaf.mutable_grad() = torch::zeros_like(slots.gradient());
+  }
+
+  /// Keeps the content of a tensor that a step is about to write and that is no buffer: a parameter
+  /// that follows another, a queue.
+  void before_write(const torch::Tensor& tensor) {
+    const c10::StorageImpl* storage = storage_of(tensor);
+    const auto is_known = [&](const Written& known) {
+      return known.storage.unsafeGetStorageImpl() == storage;
+    };
+    const auto is_buffer = [&](const Buffer& known) {
+      return has_plain_storage(known.tensor) && storage_of(known.tensor) == storage;
+    };
+    if (std::ranges::any_of(written_, is_known) || std::ranges::any_of(buffers_, is_buffer)) return;
+    written_.push_back({tensor.storage(), copy_of(tensor.storage())});
   }
 
  private:
   struct Buffer {
     torch::Tensor tensor, content;
-    c10::VariableVersion version;
+  };
+  struct Written {
+    c10::Storage storage, content;
   };
 
   static c10::TensorImpl* impl(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
-  void clear_gradients() {
-    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = torch::Tensor();
+  void exchange_leaves() {
+    for (auto& [leaf, slots] : leaves_) slots.exchange(leaf);
   }
 
-  void remember_gradient(const torch::Tensor& leaf) {
+  void remember_leaf(const torch::Tensor& leaf) {
     if (!leaf.defined()) return;
     remember_generator(leaf.device());
-    if (leaf.is_leaf()) gradients_.emplace_back(leaf, leaf.grad());
+    const auto is_same = [&](const auto& known) { return known.first.is_same(leaf); };
+    if (std::ranges::any_of(leaves_, is_same)) return;  // tied weights
+    remember_version(leaf);
+    if (leaf.is_leaf()) leaves_.emplace_back(leaf, LeafSlots());
   }
 
   void remember_buffer(const torch::Tensor& buffer) {
@@ -5397,7 +5517,12 @@ class ModelState {
     remember_generator(buffer.device());
     const auto is_same = [&](const Buffer& known) { return known.tensor.is_same(buffer); };
     if (std::ranges::any_of(buffers_, is_same)) return;
-    buffers_.push_back({buffer, buffer.detach().clone(), impl(buffer)->version_counter()});
+    remember_version(buffer);
+    buffers_.push_back({buffer, buffer.detach().clone()});
+  }
+
+  void remember_version(const torch::Tensor& tensor) {
+    if (!tensor.is_inference()) versions_.emplace_back(tensor, impl(tensor)->version_counter());
   }
 
   void remember_generator(c10::Device device) {
@@ -5410,10 +5535,50 @@ class ModelState {
 
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
   std::vector<std::function<void()>> switches_;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> gradients_;
+  std::vector<std::pair<torch::Tensor, LeafSlots>> leaves_;
+  std::vector<std::pair<torch::Tensor, c10::VariableVersion>> versions_;
   std::vector<Buffer> buffers_;
+  std::vector<Written> written_;
   std::vector<RandomState> generators_;
 };
+
+}  // namespace remat::detail
+
+#include <ATen/ops/_unsafe_view.h>
+
+namespace remat::detail {
+
+/// Traces a module's step, `backward(forward(input), leaves)`, and leaves everything as it was.
+///
+/// The step runs twice, for kernels set themselves up in the first. Gradients go to the module's
+/// parameters and a stand-in for `x` alone, which `leaves` lists: what else the step reads, a mask
+/// with a graph for example, is its owner's.
+///
+/// @param forward   takes a tensor that shares the content of `x`
+/// @param backward  runs a backward pass with `inputs` as they are given
+template <class Forward, class Backward>
+StepTrace trace_module(torch::nn::Module& module, const torch::Tensor& x, Forward&& forward,
+                       Backward&& backward) {
+  const torch::Tensor leaf = x.detach().requires_grad_(x.requires_grad());
+  // A layer that writes to its input may do so only where that is no leaf.
+  const torch::Tensor input = x.is_leaf() ? leaf : at::_unsafe_view(leaf, leaf.sizes());
+  std::vector<torch::Tensor> leaves;
+  if (leaf.requires_grad()) leaves.push_back(leaf);
+  for (const torch::Tensor& parameter : module.parameters())
+    if (parameter.requires_grad() && parameter.is_leaf()) leaves.push_back(parameter);
+
+  ModelState state(module, leaf);
+  const auto step = [&](const RegionOptions& options) {
+    auto output = run_region(options, [&] { return forward(input); });
+    backward(output, std::as_const(leaves));
+  };
+  RegionOptions first{.name = module.name(), .is_indivisible = true};
+  first.before_write = [&](const torch::Tensor& tensor) { state.before_write(tensor); };
+  step(first);
+  state.rewind();
+  state.zero_known_gradients();
+  return trace_step(module.name(), step);
+}
 
 }  // namespace remat::detail
 
@@ -6716,37 +6881,19 @@ class KeepSearch {
 
 namespace remat::detail {
 
-/// Traces `step(options)` where gradients are as the module's user has them; `state` puts
-/// everything back.
-template <class Step>
-StepTrace trace_module_step(ModelState& state, const std::string& name, const Step& step) {
-  step({.name = name, .is_indivisible = true});  // kernels set themselves up once
-  state.rewind();
-  state.zero_known_gradients();
-  return trace_step(name, step);
-}
-
-/// Traces a step of `forward` and a stand-in for the loss, a gradient of ones, and leaves
-/// everything as it was.
+/// Traces a step of `forward` and a stand-in for the loss, a gradient of ones.
 template <class Forward>
 StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
-  const torch::Tensor input = x.detach().requires_grad_(x.requires_grad());
-  // Only for these: what else the forward reads, a mask with a graph for example, is its owner's.
-  std::vector<torch::Tensor> leaves;
-  if (input.requires_grad()) leaves.push_back(input);
-  for (const torch::Tensor& parameter : module.parameters())
-    if (parameter.requires_grad() && parameter.is_leaf()) leaves.push_back(parameter);
-  ModelState state(module, input);
-  const auto step = [&](const RegionOptions& options) {
-    const torch::Tensor output = run_region(options, [&] { return forward(input); });
+  const auto backward = [](const torch::Tensor& output, const std::vector<torch::Tensor>& leaves) {
     if (output.requires_grad() && !leaves.empty())
       output.backward(torch::ones_like(output), {}, /*create_graph=*/false, at::TensorList(leaves));
   };
-  return trace_module_step(state, module.name(), step);
+  return trace_module(module, x, forward, backward);
 }
 
 /// Runs a module's forward as one region that follows a plan: one that was given, or one made for
-/// a budget from a trace of the module's own step, anew for each shape of input.
+/// a budget from a trace of the module's own step, anew for each shape of input and each kind of
+/// step (`StepKind`).
 ///
 /// @par Threads  any call from any thread; a plan, once handed out, stays as it is
 class BudgetedRun {
@@ -6800,7 +6947,7 @@ class BudgetedRun {
     };
   }
 
-  /// Calls `forward(x)`, which may happen three times where there is no plan yet.
+  /// Calls `forward(x)`, and twice more with a stand-in for `x` where there is no plan yet.
   ///
   /// Inside another region there is nothing to plan: that one decides what stays. Nor is there
   /// where nothing requires grad.
@@ -6816,6 +6963,7 @@ class BudgetedRun {
 
  private:
   struct Planned {
+    StepKind kind;
     std::vector<std::int64_t> sizes;  // of the input
     std::shared_ptr<const MemoryPlan> plan;
   };
@@ -6843,8 +6991,10 @@ class BudgetedRun {
     const std::lock_guard lock(mutex_);
     if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
     const std::vector<std::int64_t> sizes = x.sizes().vec();
-    const auto known = std::ranges::find_if(
-        planned_, [&](const Planned& planned) { return is_covered(sizes, planned.sizes); });
+    StepKind kind = StepKind::of(module, x);
+    const auto known = std::ranges::find_if(planned_, [&](const Planned& planned) {
+      return is_covered(sizes, planned.sizes) && planned.kind == kind;
+    });
     if (known != planned_.end()) {
       std::rotate(known, known + 1, planned_.end());
       return planned_.back().plan;
@@ -6854,7 +7004,7 @@ class BudgetedRun {
         plan_within(trace, KeepSearch(trace).run(), std::get<MemoryBudget>(target_),
                     trace.result_bytes() * kLossTensors, module.name()));
     if (planned_.size() == kMostPlans) planned_.erase(planned_.begin());
-    planned_.push_back({sizes, plan});
+    planned_.push_back({std::move(kind), sizes, plan});
     return plan;
   }
 
@@ -16536,10 +16686,8 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
         .cause("Nothing would be recorded")
         .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
   });
-  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
-  ModelState state(model, x);
-  const auto step = [&](const RegionOptions& options) {
-    auto output = run_region(options, [&] { return model.forward(x); });
+  const auto forward = [&](const torch::Tensor& x) { return model.forward(x); };
+  const auto backward = [&](auto& output, const std::vector<torch::Tensor>& leaves) {
     const torch::Tensor value = loss(output);
     require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
       return ErrorMessage("remat.plan.loss")
@@ -16547,9 +16695,9 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
           .what("the loss is no scalar that requires grad")
           .cure("Return what a training step calls backward() on");
     });
-    value.backward();
+    value.backward({}, {}, /*create_graph=*/false, at::TensorList(leaves));
   };
-  return trace_module_step(state, model.name(), step);
+  return trace_module(model, example, forward, backward);
 }
 
 }  // namespace detail

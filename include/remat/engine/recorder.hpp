@@ -94,6 +94,8 @@ class Recorder {
     {
       std::lock_guard<std::recursive_mutex> lock(tape_.mutex);
       const ValueId id = tape_.current(storage);
+      const bool is_made_here = id != none && (value(id).producer != none || value(id).is_fresh);
+      if (tape_.before_write && !is_made_here) tape_.before_write(tensor);
       if (id != none) tape_.let_go(id);
     }
     c10::Storage snapshot;

@@ -21,7 +21,10 @@ struct RegionOptions {
   bool measures_time = false;
   bool is_indivisible = false;  ///< regions inside are part of this one, if it is the outermost
   std::shared_ptr<TapeObserver> observer{};  ///< watches the tape, if this region is the outermost
-  std::function<void(Tape&)> at_end{};       ///< sees the tape when the region has ended well
+  std::function<void(const at::Tensor&)>
+      before_write{};  ///< sees what is about to be written and is from outside, if this region is
+                       ///< the outermost
+  std::function<void(Tape&)> at_end{};  ///< sees the tape when the region has ended well
 };
 
 /// Whether a region that is opened now would do anything: elsewhere it is a plain call.
@@ -42,6 +45,7 @@ class RegionScope {
     tape_ = thread.tape;
     if (is_outermost_) {
       tape_->observer = options.observer;
+      tape_->before_write = options.before_write;
       tape_->is_indivisible = options.is_indivisible;
     }
 
@@ -70,6 +74,7 @@ class RegionScope {
     tape_->region = parent_;
     if (!is_outermost_) return;
     if (tape_->observer) tape_->observer->ended(*tape_);
+    tape_->before_write = nullptr;
     tape_->seal();
     thread_state().tape.reset();
   }

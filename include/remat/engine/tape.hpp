@@ -78,6 +78,7 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
   std::shared_ptr<TapeObserver> observer;  // null: nobody looks
+  std::function<void(const at::Tensor&)> before_write;  // empty: nobody minds
   bool measures_time = false;
   bool is_indivisible = false;  // regions inside are part of the outermost one
   bool is_sealed = false;

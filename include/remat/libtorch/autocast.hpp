@@ -35,6 +35,8 @@ struct AutocastState {
   bool is_enabled = false;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool uses_cache = true;
+
+  friend bool operator==(const AutocastState&, const AutocastState&) = default;
 };
 
 /// @param device  one that `has_autocast`

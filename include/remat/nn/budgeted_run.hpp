@@ -15,9 +15,9 @@
 
 #include "remat/checkpoint.hpp"
 #include "remat/engine/plan_follower.hpp"
-#include "remat/engine/trace_step.hpp"
 #include "remat/libtorch/nn.hpp"
-#include "remat/nn/model_state.hpp"
+#include "remat/nn/step_kind.hpp"
+#include "remat/nn/trace_module.hpp"
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
@@ -25,37 +25,19 @@
 
 namespace remat::detail {
 
-/// Traces `step(options)` where gradients are as the module's user has them; `state` puts
-/// everything back.
-template <class Step>
-StepTrace trace_module_step(ModelState& state, const std::string& name, const Step& step) {
-  step({.name = name, .is_indivisible = true});  // kernels set themselves up once
-  state.rewind();
-  state.zero_known_gradients();
-  return trace_step(name, step);
-}
-
-/// Traces a step of `forward` and a stand-in for the loss, a gradient of ones, and leaves
-/// everything as it was.
+/// Traces a step of `forward` and a stand-in for the loss, a gradient of ones.
 template <class Forward>
 StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
-  const torch::Tensor input = x.detach().requires_grad_(x.requires_grad());
-  // Only for these: what else the forward reads, a mask with a graph for example, is its owner's.
-  std::vector<torch::Tensor> leaves;
-  if (input.requires_grad()) leaves.push_back(input);
-  for (const torch::Tensor& parameter : module.parameters())
-    if (parameter.requires_grad() && parameter.is_leaf()) leaves.push_back(parameter);
-  ModelState state(module, input);
-  const auto step = [&](const RegionOptions& options) {
-    const torch::Tensor output = run_region(options, [&] { return forward(input); });
+  const auto backward = [](const torch::Tensor& output, const std::vector<torch::Tensor>& leaves) {
     if (output.requires_grad() && !leaves.empty())
       output.backward(torch::ones_like(output), {}, /*create_graph=*/false, at::TensorList(leaves));
   };
-  return trace_module_step(state, module.name(), step);
+  return trace_module(module, x, forward, backward);
 }
 
 /// Runs a module's forward as one region that follows a plan: one that was given, or one made for
-/// a budget from a trace of the module's own step, anew for each shape of input.
+/// a budget from a trace of the module's own step, anew for each shape of input and each kind of
+/// step (`StepKind`).
 ///
 /// @par Threads  any call from any thread; a plan, once handed out, stays as it is
 class BudgetedRun {
@@ -109,7 +91,7 @@ class BudgetedRun {
     };
   }
 
-  /// Calls `forward(x)`, which may happen three times where there is no plan yet.
+  /// Calls `forward(x)`, and twice more with a stand-in for `x` where there is no plan yet.
   ///
   /// Inside another region there is nothing to plan: that one decides what stays. Nor is there
   /// where nothing requires grad.
@@ -125,6 +107,7 @@ class BudgetedRun {
 
  private:
   struct Planned {
+    StepKind kind;
     std::vector<std::int64_t> sizes;  // of the input
     std::shared_ptr<const MemoryPlan> plan;
   };
@@ -152,8 +135,10 @@ class BudgetedRun {
     const std::lock_guard lock(mutex_);
     if (const auto* given = std::get_if<std::shared_ptr<const MemoryPlan>>(&target_)) return *given;
     const std::vector<std::int64_t> sizes = x.sizes().vec();
-    const auto known = std::ranges::find_if(
-        planned_, [&](const Planned& planned) { return is_covered(sizes, planned.sizes); });
+    StepKind kind = StepKind::of(module, x);
+    const auto known = std::ranges::find_if(planned_, [&](const Planned& planned) {
+      return is_covered(sizes, planned.sizes) && planned.kind == kind;
+    });
     if (known != planned_.end()) {
       std::rotate(known, known + 1, planned_.end());
       return planned_.back().plan;
@@ -163,7 +148,7 @@ class BudgetedRun {
         plan_within(trace, KeepSearch(trace).run(), std::get<MemoryBudget>(target_),
                     trace.result_bytes() * kLossTensors, module.name()));
     if (planned_.size() == kMostPlans) planned_.erase(planned_.begin());
-    planned_.push_back({sizes, plan});
+    planned_.push_back({std::move(kind), sizes, plan});
     return plan;
   }
 

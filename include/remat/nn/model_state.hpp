@@ -7,20 +7,24 @@
 #include <vector>
 
 #include "remat/libtorch/autocast.hpp"
+#include "remat/libtorch/leaf_slots.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/libtorch/random.hpp"
 #include "remat/nn/toggle.hpp"
 
 namespace remat::detail {
 
-/// Puts back at its end everything that training steps change in a model: gradients, buffers with
-/// their versions, modes, checkpoint switches with segment counts and plans, and the random states.
+/// Puts back at its end everything that training steps change in a model: gradients, buffers,
+/// modes, checkpoint switches with segment counts and plans, the random states, and what
+/// `before_write` was told of.
 ///
-/// While it lives, steps see no gradients, and buffers with versions of their own, so that a graph
-/// from before that has saved a buffer still finds it unchanged.
+/// While it lives, steps see no gradients and call no hooks of parameters; parameters and buffers
+/// have versions of their own, so that a graph from before that has saved one still finds it
+/// unchanged. Backward passes of other threads must not use the model's parameters meanwhile: their
+/// gradients would go the same way.
 class ModelState {
  public:
-  /// @param input  whose gradient is put back, too, if it is a leaf
+  /// @param input  gets the same care as a parameter
   ModelState(torch::nn::Module& model, const torch::Tensor& input) {
     modes_.emplace_back(&model, model.is_training());
     for (const auto& below : model.modules(/*include_self=*/false))
@@ -28,15 +32,14 @@ class ModelState {
     for_each_toggle(model, [&](CheckpointToggle& toggle) {
       switches_.push_back(toggle.remember_checkpointing());
     });
-    for (const torch::Tensor& parameter : model.parameters()) remember_gradient(parameter);
-    remember_gradient(input);
+    for (const torch::Tensor& parameter : model.parameters()) remember_leaf(parameter);
+    remember_leaf(input);
     for (const torch::Tensor& buffer : model.buffers()) remember_buffer(buffer);
     remember_generator(at::kCPU);
     // From here on nothing throws.
-    for (const Buffer& buffer : buffers_)
-      impl(buffer.tensor)
-          ->set_version_counter(c10::VariableVersion(buffer.version.current_version()));
-    clear_gradients();
+    for (const auto& [tensor, version] : versions_)
+      impl(tensor)->set_version_counter(c10::VariableVersion(version.current_version()));
+    exchange_leaves();
     at::autocast::clear_cache();
   }
   ModelState(const ModelState&) = delete;
@@ -47,8 +50,8 @@ class ModelState {
       rewind();
     } catch (...) {
     }
-    for (const Buffer& buffer : buffers_) impl(buffer.tensor)->set_version_counter(buffer.version);
-    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = gradient;
+    for (const auto& [tensor, version] : versions_) impl(tensor)->set_version_counter(version);
+    exchange_leaves();
     for (const auto& put_back : switches_) put_back();
     if (std::ranges::all_of(
             modes_, [](const auto& mode) { return mode.first->is_training() == mode.second; }))
@@ -57,40 +60,62 @@ class ModelState {
     for (const auto& [module, is_training] : modes_) module->train(is_training);
   }
 
-  /// Makes the next step start where the first one did: without gradients, with the same buffers
+  /// Makes the next step start where the first one did: without gradients, with the same content
   /// and random numbers.
   void rewind() {
-    clear_gradients();
+    for (const auto& [leaf, slots] : leaves_)
+      if (leaf.grad().defined()) leaf.mutable_grad() = torch::Tensor();
     // Else the next pass finds this one's casts, and runs other operations than those to come.
     at::autocast::clear_cache();
     const torch::NoGradGuard no_grad;
     for (const Buffer& buffer : buffers_) buffer.tensor.copy_(buffer.content);
+    for (const Written& written : written_)
+      bytes_of(written.storage).copy_(bytes_of(written.content));
     for (const RandomState& random : generators_) set_state(random.generator, random.state);
   }
 
   /// Gives every parameter that had a gradient one of zeros: backward adds to those, which needs
   /// other memory than making them does.
   void zero_known_gradients() {
-    for (const auto& [leaf, gradient] : gradients_)
-      if (gradient.defined()) leaf.mutable_grad() = torch::zeros_like(gradient);
+    for (const auto& [leaf, slots] : leaves_)
+      if (slots.gradient().defined()) leaf.mutable_grad() = torch::zeros_like(slots.gradient());
+  }
+
+  /// Keeps the content of a tensor that a step is about to write and that is no buffer: a parameter
+  /// that follows another, a queue.
+  void before_write(const torch::Tensor& tensor) {
+    const c10::StorageImpl* storage = storage_of(tensor);
+    const auto is_known = [&](const Written& known) {
+      return known.storage.unsafeGetStorageImpl() == storage;
+    };
+    const auto is_buffer = [&](const Buffer& known) {
+      return has_plain_storage(known.tensor) && storage_of(known.tensor) == storage;
+    };
+    if (std::ranges::any_of(written_, is_known) || std::ranges::any_of(buffers_, is_buffer)) return;
+    written_.push_back({tensor.storage(), copy_of(tensor.storage())});
   }
 
  private:
   struct Buffer {
     torch::Tensor tensor, content;
-    c10::VariableVersion version;
+  };
+  struct Written {
+    c10::Storage storage, content;
   };
 
   static c10::TensorImpl* impl(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
-  void clear_gradients() {
-    for (const auto& [leaf, gradient] : gradients_) leaf.mutable_grad() = torch::Tensor();
+  void exchange_leaves() {
+    for (auto& [leaf, slots] : leaves_) slots.exchange(leaf);
   }
 
-  void remember_gradient(const torch::Tensor& leaf) {
+  void remember_leaf(const torch::Tensor& leaf) {
     if (!leaf.defined()) return;
     remember_generator(leaf.device());
-    if (leaf.is_leaf()) gradients_.emplace_back(leaf, leaf.grad());
+    const auto is_same = [&](const auto& known) { return known.first.is_same(leaf); };
+    if (std::ranges::any_of(leaves_, is_same)) return;  // tied weights
+    remember_version(leaf);
+    if (leaf.is_leaf()) leaves_.emplace_back(leaf, LeafSlots());
   }
 
   void remember_buffer(const torch::Tensor& buffer) {
@@ -98,7 +123,12 @@ class ModelState {
     remember_generator(buffer.device());
     const auto is_same = [&](const Buffer& known) { return known.tensor.is_same(buffer); };
     if (std::ranges::any_of(buffers_, is_same)) return;
-    buffers_.push_back({buffer, buffer.detach().clone(), impl(buffer)->version_counter()});
+    remember_version(buffer);
+    buffers_.push_back({buffer, buffer.detach().clone()});
+  }
+
+  void remember_version(const torch::Tensor& tensor) {
+    if (!tensor.is_inference()) versions_.emplace_back(tensor, impl(tensor)->version_counter());
   }
 
   void remember_generator(c10::Device device) {
@@ -111,8 +141,10 @@ class ModelState {
 
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
   std::vector<std::function<void()>> switches_;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> gradients_;
+  std::vector<std::pair<torch::Tensor, LeafSlots>> leaves_;
+  std::vector<std::pair<torch::Tensor, c10::VariableVersion>> versions_;
   std::vector<Buffer> buffers_;
+  std::vector<Written> written_;
   std::vector<RandomState> generators_;
 };
 

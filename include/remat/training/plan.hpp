@@ -5,14 +5,13 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "remat/checkpoint.hpp"
 #include "remat/engine/plan_follower.hpp"
-#include "remat/engine/trace_step.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
-#include "remat/nn/budgeted_run.hpp"
-#include "remat/nn/model_state.hpp"
+#include "remat/nn/trace_module.hpp"
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
@@ -35,10 +34,8 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
         .cause("Nothing would be recorded")
         .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
   });
-  const torch::Tensor x = example.detach().requires_grad_(example.requires_grad());
-  ModelState state(model, x);
-  const auto step = [&](const RegionOptions& options) {
-    auto output = run_region(options, [&] { return model.forward(x); });
+  const auto forward = [&](const torch::Tensor& x) { return model.forward(x); };
+  const auto backward = [&](auto& output, const std::vector<torch::Tensor>& leaves) {
     const torch::Tensor value = loss(output);
     require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
       return ErrorMessage("remat.plan.loss")
@@ -46,9 +43,9 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
           .what("the loss is no scalar that requires grad")
           .cure("Return what a training step calls backward() on");
     });
-    value.backward();
+    value.backward({}, {}, /*create_graph=*/false, at::TensorList(leaves));
   };
-  return trace_module_step(state, model.name(), step);
+  return trace_module(model, example, forward, backward);
 }
 
 }  // namespace detail
