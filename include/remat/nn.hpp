@@ -23,6 +23,7 @@
 #include "remat/nn/blocks/swin_block.hpp"
 #include "remat/nn/blocks/trunc_normal.hpp"
 #include "remat/nn/blocks/window_attention.hpp"
+#include "remat/nn/budgeted.hpp"
 #include "remat/nn/budgeted_run.hpp"
 #include "remat/nn/budgeted_toggle.hpp"
 #include "remat/nn/chain.hpp"

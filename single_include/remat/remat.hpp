@@ -52,6 +52,7 @@
 //   remat/nn/step_kind.hpp
 //   remat/engine/step_observer.hpp
 //   remat/engine/trace_step.hpp
+//   remat/libtorch/graph_leaves.hpp
 //   remat/libtorch/leaf_slots.hpp
 //   remat/nn/toggle.hpp
 //   remat/nn/model_state.hpp
@@ -161,6 +162,7 @@
 //   remat/nn/blocks/gated_attention.hpp
 //   remat/models/multi_view.hpp
 //   remat/models.hpp
+//   remat/nn/budgeted.hpp
 //   remat/nn/checkpoint_sequential.hpp
 //   remat/nn.hpp
 //   remat/plan/budget_text.hpp
@@ -5162,6 +5164,45 @@ inline void keep_while_tracing(const at::Tensor& output) {
 
 }  // namespace remat::detail
 
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+
+namespace remat::detail {
+
+/// Finds the leaves behind what this thread computes from now on: a graph that was there before,
+/// and leads to leaves of its own, is not entered.
+class GraphLeaves {
+ public:
+  /// Adds the leaves that a backward pass from `result` would come to.
+  void find_behind(const at::Tensor& result) {
+    using torch::autograd::AccumulateGrad;
+    if (!result.defined() || !result.requires_grad()) return;
+    std::vector<Node*> todo{torch::autograd::impl::gradient_edge(result).function.get()};
+    while (!todo.empty()) {
+      Node* node = todo.back();
+      todo.pop_back();
+      if (node == nullptr || !seen_.insert(node).second) continue;
+      if (const auto* accumulate = dynamic_cast<const AccumulateGrad*>(node))
+        leaves_.push_back(accumulate->variable);
+      else if (node->thread_id() == thread_ && node->sequence_nr() >= first_)
+        for (const torch::autograd::Edge& edge : node->next_edges())
+          todo.push_back(edge.function.get());
+    }
+  }
+
+  const std::vector<at::Tensor>& leaves() const { return leaves_; }
+
+ private:
+  using Node = torch::autograd::Node;
+
+  std::uint64_t thread_ = at::RecordFunction::currentThreadId();
+  std::uint64_t first_ = at::sequence_number::peek();  // of the operations to come
+  ska::flat_hash_set<Node*> seen_;
+  std::vector<at::Tensor> leaves_;
+};
+
+}  // namespace remat::detail
+
 #include <torch/csrc/autograd/variable.h>
 
 namespace remat::detail {
@@ -5431,8 +5472,7 @@ class ModelState {
     for (const torch::Tensor& buffer : model.buffers()) remember_buffer(buffer);
     remember_generator(at::kCPU);
     // From here on nothing throws.
-    for (const auto& [tensor, version] : versions_)
-      impl(tensor)->set_version_counter(c10::VariableVersion(version.current_version()));
+    for (const Versioned& versioned : versions_) own_version(versioned);
     exchange_leaves();
     at::autocast::clear_cache();
   }
@@ -5444,7 +5484,8 @@ class ModelState {
       rewind();
     } catch (...) {
     }
-    for (const auto& [tensor, version] : versions_) impl(tensor)->set_version_counter(version);
+    for (const auto& [tensor, version] : std::views::reverse(versions_))
+      impl(tensor)->set_version_counter(version);
     exchange_leaves();
     for (const auto& put_back : switches_) put_back();
     if (std::ranges::all_of(
@@ -5475,6 +5516,13 @@ class ModelState {
       if (slots.gradient().defined()) leaf.mutable_grad() = torch::zeros_like(slots.gradient());
   }
 
+  /// Gives a leaf that is no parameter of the model the same care, from here on.
+  void add_leaf(const torch::Tensor& leaf) {
+    if (!remember_leaf(leaf)) return;
+    own_version(versions_.back());
+    leaves_.back().second.exchange(leaf);
+  }
+
   /// Keeps the content of a tensor that a step is about to write and that is no buffer: a parameter
   /// that follows another, a queue.
   void before_write(const torch::Tensor& tensor) {
@@ -5487,6 +5535,9 @@ class ModelState {
     };
     if (std::ranges::any_of(written_, is_known) || std::ranges::any_of(buffers_, is_buffer)) return;
     written_.push_back({tensor.storage(), copy_of(tensor.storage())});
+    remember_generator(tensor.device());
+    remember_version(tensor);
+    own_version(versions_.back());
   }
 
  private:
@@ -5497,19 +5548,28 @@ class ModelState {
     c10::Storage storage, content;
   };
 
+  using Versioned = std::pair<torch::Tensor, c10::VariableVersion>;
+
   static c10::TensorImpl* impl(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
+
+  static void own_version(const Versioned& versioned) {
+    const auto& [tensor, version] = versioned;
+    impl(tensor)->set_version_counter(c10::VariableVersion(version.current_version()));
+  }
 
   void exchange_leaves() {
     for (auto& [leaf, slots] : leaves_) slots.exchange(leaf);
   }
 
-  void remember_leaf(const torch::Tensor& leaf) {
-    if (!leaf.defined()) return;
-    remember_generator(leaf.device());
+  /// False if it was known, as tied weights are, or is none.
+  bool remember_leaf(const torch::Tensor& leaf) {
+    if (!leaf.defined() || !leaf.is_leaf() || leaf.is_inference()) return false;
     const auto is_same = [&](const auto& known) { return known.first.is_same(leaf); };
-    if (std::ranges::any_of(leaves_, is_same)) return;  // tied weights
+    if (std::ranges::any_of(leaves_, is_same)) return false;
+    remember_generator(leaf.device());
     remember_version(leaf);
-    if (leaf.is_leaf()) leaves_.emplace_back(leaf, LeafSlots());
+    leaves_.emplace_back(leaf, LeafSlots());
+    return true;
   }
 
   void remember_buffer(const torch::Tensor& buffer) {
@@ -5536,7 +5596,7 @@ class ModelState {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
   std::vector<std::function<void()>> switches_;
   std::vector<std::pair<torch::Tensor, LeafSlots>> leaves_;
-  std::vector<std::pair<torch::Tensor, c10::VariableVersion>> versions_;
+  std::vector<Versioned> versions_;
   std::vector<Buffer> buffers_;
   std::vector<Written> written_;
   std::vector<RandomState> generators_;
@@ -5551,26 +5611,24 @@ namespace remat::detail {
 /// Traces a module's step, `backward(forward(input), leaves)`, and leaves everything as it was.
 ///
 /// The step runs twice, for kernels set themselves up in the first. Gradients go to the module's
-/// parameters and a stand-in for `x` alone, which `leaves` lists: what else the step reads, a mask
-/// with a graph for example, is its owner's.
+/// parameters, a stand-in for `x`, and leaves that the forward reads besides; `leaves` lists them.
+/// A graph from before that the step reads, a mask's for example, is its owner's.
 ///
 /// @param forward   takes a tensor that shares the content of `x`
-/// @param backward  runs a backward pass with `inputs` as they are given
+/// @param backward  runs a backward pass with `leaves` as its `inputs`, if there are any
 template <class Forward, class Backward>
 StepTrace trace_module(torch::nn::Module& module, const torch::Tensor& x, Forward&& forward,
                        Backward&& backward) {
   const torch::Tensor leaf = x.detach().requires_grad_(x.requires_grad());
-  // A layer that writes to its input may do so only where that is no leaf.
-  const torch::Tensor input = x.is_leaf() ? leaf : at::_unsafe_view(leaf, leaf.sizes());
-  std::vector<torch::Tensor> leaves;
-  if (leaf.requires_grad()) leaves.push_back(leaf);
-  for (const torch::Tensor& parameter : module.parameters())
-    if (parameter.requires_grad() && parameter.is_leaf()) leaves.push_back(parameter);
-
   ModelState state(module, leaf);
   const auto step = [&](const RegionOptions& options) {
+    GraphLeaves found;
+    // A layer may write to its input only where that is no leaf.
+    const torch::Tensor input = x.is_leaf() ? leaf : at::_unsafe_view(leaf, leaf.sizes());
     auto output = run_region(options, [&] { return forward(input); });
-    backward(output, std::as_const(leaves));
+    for_each_tensor_in(output, [&](const torch::Tensor& result) { found.find_behind(result); });
+    for (const torch::Tensor& tensor : found.leaves()) state.add_leaf(tensor);
+    backward(output, found.leaves());
   };
   RegionOptions first{.name = module.name(), .is_indivisible = true};
   first.before_write = [&](const torch::Tensor& tensor) { state.before_write(tensor); };
@@ -6885,7 +6943,7 @@ namespace remat::detail {
 template <class Forward>
 StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
   const auto backward = [](const torch::Tensor& output, const std::vector<torch::Tensor>& leaves) {
-    if (output.requires_grad() && !leaves.empty())
+    if (!leaves.empty())
       output.backward(torch::ones_like(output), {}, /*create_graph=*/false, at::TensorList(leaves));
   };
   return trace_module(module, x, forward, backward);
@@ -6953,8 +7011,14 @@ class BudgetedRun {
   /// where nothing requires grad.
   template <class Forward>
   torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
-    if (!records_regions() || thread_state().tape) return forward(x);
     if (!x.requires_grad() && !has_trainable_parameter(module)) return forward(x);
+    return run_any(module, x, forward);
+  }
+
+  /// As `run`, where the module does not tell whether anything requires grad.
+  template <class Forward>
+  torch::Tensor run_any(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
+    if (!records_regions() || thread_state().tape) return forward(x);
     RegionOptions options;
     options.name = module.name();
     const Pass pass{*this, follow_plan(options, plan_for(module, x, forward))};
@@ -15817,6 +15881,54 @@ TORCH_MODULE(MultiViewClassifier);
 
 namespace remat {
 
+/// A function whose calls are checkpointed so that their steps stay within a memory budget.
+///
+/// The first call with a shape of input, and with each kind of step (autocast, what requires grad),
+/// makes a plan, for which the function runs twice more. As in a module with a budget, the loss
+/// behind the function is taken to need two tensors of its result's size.
+///
+/// ```cpp
+/// remat::Budgeted block(remat::MemoryBudget::fraction_of_plain(0.5),
+///                       [&](const torch::Tensor& x) { return second(torch::gelu(first(x))); });
+/// block(x).sum().backward();
+/// ```
+/// @tparam Function  takes a tensor, and more arguments if it likes; returns a tensor
+/// @par Threads  any call from any thread, if the function allows it
+template <class Function>
+class Budgeted {
+ public:
+  /// @param name  stands in messages and reports
+  Budgeted(const MemoryBudget& budget, Function function, const std::string& name = "budgeted")
+      : function_(std::move(function)), named_(name) {
+    run_.set(budget);
+  }
+
+  /// Calls the function as a region.
+  ///
+  /// @throws ArgumentError  if no plan fits the budget, with the least one that has a plan
+  template <class... More>
+    requires std::is_invocable_r_v<torch::Tensor, Function&, const torch::Tensor&, More&...>
+  torch::Tensor operator()(const torch::Tensor& x, More&&... more) {
+    return run_.run_any(named_, x, [&](const torch::Tensor& input) -> torch::Tensor {
+      return std::invoke(function_, input, more...);
+    });
+  }
+
+  /// Returns the plan of the last call; null before the first.
+  std::shared_ptr<const MemoryPlan> memory_plan() const { return run_.plan(); }
+  /// Says how the last call kept to its plan.
+  PlanOutcome plan_outcome() const { return run_.outcome(); }
+
+ private:
+  Function function_;
+  torch::nn::Module named_;
+  detail::BudgetedRun run_;
+};
+
+}  // namespace remat
+
+namespace remat {
+
 namespace detail {
 
 template <class Range>
@@ -16675,18 +16787,25 @@ namespace remat {
 
 namespace detail {
 
-/// Traces a training step of a module with its real loss, and leaves the module as it was.
-template <class Module, class Loss>
-StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
-  require(model.is_training() && records_regions(), [&] {
+/// What is no module and no holder of one.
+template <class Type>
+concept PlainFunction =
+    std::is_invocable_v<Type&, const torch::Tensor&> &&
+    !std::is_base_of_v<torch::nn::Module, std::remove_cvref_t<Type>> &&
+    !std::is_base_of_v<torch::detail::ModuleHolderIndicator, std::remove_cvref_t<Type>>;
+
+/// Traces a training step with its real loss, and leaves everything as it was.
+template <class Forward, class Loss>
+StepTrace trace_loss_step(torch::nn::Module& module, const torch::Tensor& example,
+                          const Forward& forward, Loss& loss) {
+  require(module.is_training() && records_regions(), [&] {
     return ErrorMessage("remat.plan.mode")
         .where("remat::plan")
-        .what(model.name() +
+        .what(module.name() +
               " is in eval mode, or grad mode is off, or this is inside another plan")
         .cause("Nothing would be recorded")
         .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
   });
-  const auto forward = [&](const torch::Tensor& x) { return model.forward(x); };
   const auto backward = [&](auto& output, const std::vector<torch::Tensor>& leaves) {
     const torch::Tensor value = loss(output);
     require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
@@ -16695,9 +16814,15 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
           .what("the loss is no scalar that requires grad")
           .cure("Return what a training step calls backward() on");
     });
-    value.backward({}, {}, /*create_graph=*/false, at::TensorList(leaves));
+    if (!leaves.empty()) value.backward({}, {}, /*create_graph=*/false, at::TensorList(leaves));
   };
-  return trace_module(model, example, forward, backward);
+  return trace_module(module, example, forward, backward);
+}
+
+template <class Module, class Loss>
+StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
+  const auto forward = [&](const torch::Tensor& x) { return model.forward(x); };
+  return trace_loss_step(model, example, forward, loss);
 }
 
 }  // namespace detail
@@ -16727,6 +16852,19 @@ template <class Impl, class Loss>
 MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
                 Loss&& loss, const MemoryBudget& budget) {
   return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
+}
+
+/// As for a module; takes a function of one tensor, whose plan `remat::checkpoint(plan, fn, x)`
+/// applies. `remat::Budgeted` makes one by itself, in its first call.
+///
+/// What the function reads besides gets the same care as a module's parameters; modules that it
+/// calls must be in training mode.
+template <detail::PlainFunction Function, class Loss>
+MemoryPlan plan(Function&& fn, const torch::Tensor& example, Loss&& loss,
+                const MemoryBudget& budget) {
+  torch::nn::Module named("the function");
+  const StepTrace trace = detail::trace_loss_step(named, example, fn, loss);
+  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
 }
 
 /// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.

@@ -225,4 +225,82 @@ TEST_CASE("steps of two kinds that alternate are planned once each") {
   CHECK(runs == 8 + 2 * 2);  // a plan runs the forward twice
 }
 
+TEST_CASE("a free function with a budget has plain's bits, and stays within it") {
+  struct Parts {
+    torch::nn::Linear first{64, 256}, second{256, 64};
+    torch::nn::BatchNorm1d norm{64};
+  };
+  const auto make_function = [](Parts& parts) {
+    return [&parts](const torch::Tensor& x, const torch::Tensor& gate) {
+      torch::Tensor result = x;
+      for (int i = 0; i < 4; ++i)
+        result = parts.norm(parts.second(torch::gelu(parts.first(result))) * gate);
+      return torch::dropout(result, 0.2, /*train=*/true);
+    };
+  };
+  const auto run = [&](bool has_budget) {
+    torch::manual_seed(0);
+    Parts parts;
+    const torch::Tensor x = torch::randn({512, 64}).requires_grad_();
+    const torch::Tensor seed = torch::randn({64}).requires_grad_();
+    int calls = 0;
+    parts.first->weight.register_hook([&](torch::Tensor gradient) {
+      ++calls;
+      return gradient;
+    });
+    remat::Budgeted block(MemoryBudget::fraction_of_plain(0.5), make_function(parts));
+    std::vector<torch::Tensor> seen;
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& tensor : {parts.first->weight, parts.second->weight, x})
+        tensor.mutable_grad() = torch::zeros_like(tensor);
+      const torch::Tensor gate = seed.sigmoid();
+      const remat::MemoryMeter meter;
+      const torch::Tensor output = has_budget ? block(x, gate) : make_function(parts)(x, gate);
+      output.square().mean().backward();
+      if (has_budget && step > 0) {
+        CHECK(meter.peak() <= block.memory_plan()->budget);
+        CHECK(block.plan_outcome().is_followed);
+        CHECK(block.memory_plan()->recomputed_count > 0);
+      }
+      seen.insert(seen.end(), {output, x.grad(), parts.first->weight.grad(), seed.grad().clone(),
+                               parts.norm->running_var.clone(), torch::rand({2})});
+    }
+    CHECK(calls == 3);
+    return seen;
+  };
+  const std::vector<torch::Tensor> plain = run(false), planned = run(true);
+  REQUIRE(plain.size() == planned.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    CAPTURE(i);
+    CHECK(torch::equal(plain[i], planned[i]));
+  }
+}
+
+TEST_CASE("a plan for a free function is kept to by a checkpoint of it") {
+  torch::manual_seed(0);
+  torch::nn::Linear layer(64, 64);
+  const auto block = [&](const torch::Tensor& x) {
+    torch::Tensor result = x;
+    for (int i = 0; i < 8; ++i) result = torch::gelu(layer(result));
+    return result;
+  };
+  const auto loss = [](const torch::Tensor& output) { return output.square().mean(); };
+  const torch::Tensor x = torch::randn({512, 64});
+  layer->weight.mutable_grad() = torch::zeros_like(layer->weight);
+  layer->bias.mutable_grad() = torch::zeros_like(layer->bias);
+  const auto plan = remat::plan(block, x, loss, MemoryBudget::fraction_of_plain(0.5));
+  CHECK(layer->weight.grad().count_nonzero().item<std::int64_t>() == 0);
+  remat::PlanOutcome outcome;
+  const remat::MemoryMeter meter;
+  loss(remat::checkpoint(plan, &outcome, block, x)).backward();
+  CHECK(meter.peak() == plan.peak);
+  CHECK(plan.peak <= plan.budget);
+  CHECK(outcome.is_followed);
+  layer->eval();  // a function has no mode
+  CHECK_NOTHROW(remat::plan(block, x, loss, MemoryBudget::fraction_of_plain(1)));
+  const torch::NoGradGuard no_grad;
+  CHECK_THROWS_WITH_AS(remat::plan(block, x, loss, MemoryBudget::fraction_of_plain(1)),
+                       doctest::Contains("grad mode is off"), remat::ArgumentError);
+}
+
 }  // namespace budget_planning_test

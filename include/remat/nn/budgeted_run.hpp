@@ -29,7 +29,7 @@ namespace remat::detail {
 template <class Forward>
 StepTrace trace_forward(torch::nn::Module& module, const torch::Tensor& x, Forward& forward) {
   const auto backward = [](const torch::Tensor& output, const std::vector<torch::Tensor>& leaves) {
-    if (output.requires_grad() && !leaves.empty())
+    if (!leaves.empty())
       output.backward(torch::ones_like(output), {}, /*create_graph=*/false, at::TensorList(leaves));
   };
   return trace_module(module, x, forward, backward);
@@ -97,8 +97,14 @@ class BudgetedRun {
   /// where nothing requires grad.
   template <class Forward>
   torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
-    if (!records_regions() || thread_state().tape) return forward(x);
     if (!x.requires_grad() && !has_trainable_parameter(module)) return forward(x);
+    return run_any(module, x, forward);
+  }
+
+  /// As `run`, where the module does not tell whether anything requires grad.
+  template <class Forward>
+  torch::Tensor run_any(torch::nn::Module& module, const torch::Tensor& x, Forward forward) {
+    if (!records_regions() || thread_state().tape) return forward(x);
     RegionOptions options;
     options.name = module.name();
     const Pass pass{*this, follow_plan(options, plan_for(module, x, forward))};

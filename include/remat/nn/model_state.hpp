@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -37,8 +38,7 @@ class ModelState {
     for (const torch::Tensor& buffer : model.buffers()) remember_buffer(buffer);
     remember_generator(at::kCPU);
     // From here on nothing throws.
-    for (const auto& [tensor, version] : versions_)
-      impl(tensor)->set_version_counter(c10::VariableVersion(version.current_version()));
+    for (const Versioned& versioned : versions_) own_version(versioned);
     exchange_leaves();
     at::autocast::clear_cache();
   }
@@ -50,7 +50,8 @@ class ModelState {
       rewind();
     } catch (...) {
     }
-    for (const auto& [tensor, version] : versions_) impl(tensor)->set_version_counter(version);
+    for (const auto& [tensor, version] : std::views::reverse(versions_))
+      impl(tensor)->set_version_counter(version);
     exchange_leaves();
     for (const auto& put_back : switches_) put_back();
     if (std::ranges::all_of(
@@ -81,6 +82,13 @@ class ModelState {
       if (slots.gradient().defined()) leaf.mutable_grad() = torch::zeros_like(slots.gradient());
   }
 
+  /// Gives a leaf that is no parameter of the model the same care, from here on.
+  void add_leaf(const torch::Tensor& leaf) {
+    if (!remember_leaf(leaf)) return;
+    own_version(versions_.back());
+    leaves_.back().second.exchange(leaf);
+  }
+
   /// Keeps the content of a tensor that a step is about to write and that is no buffer: a parameter
   /// that follows another, a queue.
   void before_write(const torch::Tensor& tensor) {
@@ -93,6 +101,9 @@ class ModelState {
     };
     if (std::ranges::any_of(written_, is_known) || std::ranges::any_of(buffers_, is_buffer)) return;
     written_.push_back({tensor.storage(), copy_of(tensor.storage())});
+    remember_generator(tensor.device());
+    remember_version(tensor);
+    own_version(versions_.back());
   }
 
  private:
@@ -103,19 +114,28 @@ class ModelState {
     c10::Storage storage, content;
   };
 
+  using Versioned = std::pair<torch::Tensor, c10::VariableVersion>;
+
   static c10::TensorImpl* impl(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
+
+  static void own_version(const Versioned& versioned) {
+    const auto& [tensor, version] = versioned;
+    impl(tensor)->set_version_counter(c10::VariableVersion(version.current_version()));
+  }
 
   void exchange_leaves() {
     for (auto& [leaf, slots] : leaves_) slots.exchange(leaf);
   }
 
-  void remember_leaf(const torch::Tensor& leaf) {
-    if (!leaf.defined()) return;
-    remember_generator(leaf.device());
+  /// False if it was known, as tied weights are, or is none.
+  bool remember_leaf(const torch::Tensor& leaf) {
+    if (!leaf.defined() || !leaf.is_leaf() || leaf.is_inference()) return false;
     const auto is_same = [&](const auto& known) { return known.first.is_same(leaf); };
-    if (std::ranges::any_of(leaves_, is_same)) return;  // tied weights
+    if (std::ranges::any_of(leaves_, is_same)) return false;
+    remember_generator(leaf.device());
     remember_version(leaf);
-    if (leaf.is_leaf()) leaves_.emplace_back(leaf, LeafSlots());
+    leaves_.emplace_back(leaf, LeafSlots());
+    return true;
   }
 
   void remember_buffer(const torch::Tensor& buffer) {
@@ -142,7 +162,7 @@ class ModelState {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
   std::vector<std::function<void()>> switches_;
   std::vector<std::pair<torch::Tensor, LeafSlots>> leaves_;
-  std::vector<std::pair<torch::Tensor, c10::VariableVersion>> versions_;
+  std::vector<Versioned> versions_;
   std::vector<Buffer> buffers_;
   std::vector<Written> written_;
   std::vector<RandomState> generators_;

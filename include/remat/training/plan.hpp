@@ -4,6 +4,7 @@
 #include <concepts>
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,18 +24,25 @@ namespace remat {
 
 namespace detail {
 
-/// Traces a training step of a module with its real loss, and leaves the module as it was.
-template <class Module, class Loss>
-StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
-  require(model.is_training() && records_regions(), [&] {
+/// What is no module and no holder of one.
+template <class Type>
+concept PlainFunction =
+    std::is_invocable_v<Type&, const torch::Tensor&> &&
+    !std::is_base_of_v<torch::nn::Module, std::remove_cvref_t<Type>> &&
+    !std::is_base_of_v<torch::detail::ModuleHolderIndicator, std::remove_cvref_t<Type>>;
+
+/// Traces a training step with its real loss, and leaves everything as it was.
+template <class Forward, class Loss>
+StepTrace trace_loss_step(torch::nn::Module& module, const torch::Tensor& example,
+                          const Forward& forward, Loss& loss) {
+  require(module.is_training() && records_regions(), [&] {
     return ErrorMessage("remat.plan.mode")
         .where("remat::plan")
-        .what(model.name() +
+        .what(module.name() +
               " is in eval mode, or grad mode is off, or this is inside another plan")
         .cause("Nothing would be recorded")
         .cure("Call train() first, and plan outside of NoGradGuard and checkpointed regions");
   });
-  const auto forward = [&](const torch::Tensor& x) { return model.forward(x); };
   const auto backward = [&](auto& output, const std::vector<torch::Tensor>& leaves) {
     const torch::Tensor value = loss(output);
     require(value.defined() && value.numel() == 1 && value.requires_grad(), [] {
@@ -43,9 +51,15 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
           .what("the loss is no scalar that requires grad")
           .cure("Return what a training step calls backward() on");
     });
-    value.backward({}, {}, /*create_graph=*/false, at::TensorList(leaves));
+    if (!leaves.empty()) value.backward({}, {}, /*create_graph=*/false, at::TensorList(leaves));
   };
-  return trace_module(model, example, forward, backward);
+  return trace_module(module, example, forward, backward);
+}
+
+template <class Module, class Loss>
+StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss& loss) {
+  const auto forward = [&](const torch::Tensor& x) { return model.forward(x); };
+  return trace_loss_step(model, example, forward, loss);
 }
 
 }  // namespace detail
@@ -75,6 +89,19 @@ template <class Impl, class Loss>
 MemoryPlan plan(const torch::nn::ModuleHolder<Impl>& model, const torch::Tensor& example,
                 Loss&& loss, const MemoryBudget& budget) {
   return plan(*model.ptr(), example, std::forward<Loss>(loss), budget);
+}
+
+/// As for a module; takes a function of one tensor, whose plan `remat::checkpoint(plan, fn, x)`
+/// applies. `remat::Budgeted` makes one by itself, in its first call.
+///
+/// What the function reads besides gets the same care as a module's parameters; modules that it
+/// calls must be in training mode.
+template <detail::PlainFunction Function, class Loss>
+MemoryPlan plan(Function&& fn, const torch::Tensor& example, Loss&& loss,
+                const MemoryBudget& budget) {
+  torch::nn::Module named("the function");
+  const StepTrace trace = detail::trace_loss_step(named, example, fn, loss);
+  return plan_within(trace, KeepSearch(trace).run(), budget, /*reserve=*/{}, "remat::plan");
 }
 
 /// Calls `fn(inputs...)` as a checkpointed region that keeps what the plan says.
