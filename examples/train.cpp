@@ -62,7 +62,11 @@ int run(const train::Command& command) {
                            ", where there is a run already: go on with it by --resume, replace it "
                            "by --overwrite, or give another folder");
   train::Trainer trainer(config, data, folder, device);
-  if (has_checkpoint) trainer.resume();
+  if (has_checkpoint)
+    trainer.resume();
+  else if (command.is_resumed)
+    std::printf("there is no checkpoint in %s yet: beginning a new run\n",
+                config.output.folder.c_str());
   std::ofstream(folder.config()) << remat::to_yaml(config);
   return trainer.run();
 }

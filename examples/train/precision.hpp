@@ -17,6 +17,11 @@ struct Precision {
     if (!is_mixed) return torch::kFloat32;
     return device.is_cpu() ? torch::kBFloat16 : torch::kHalf;
   }
+  const char* name() const {
+    if (!is_mixed) return "float32";
+    return device.is_cpu() ? "bfloat16 where autocast allows it"
+                           : "float16 where autocast allows it";
+  }
   remat::amp::GradScalerOptions scaler() const { return {.enabled = is_mixed && !device.is_cpu()}; }
   /// Computes a tensor in this precision, and returns it in float32.
   template <class Compute>

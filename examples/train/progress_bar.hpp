@@ -32,8 +32,9 @@ class ProgressBar {
     shown_ = now;
 
     std::array<char, 160> text{};
-    std::snprintf(text.data(), text.size(), "loss %.4f  %.0f images/s  memory %s", figures.loss,
-                  figures.images_per_second, remat::to_string(figures.peak).c_str());
+    std::snprintf(text.data(), text.size(), "loss %.4f  %.*f images/s  memory %s", figures.loss,
+                  figures.images_per_second < 10 ? 1 : 0, figures.images_per_second,
+                  remat::to_string(figures.peak).c_str());
     std::string line =
         "epoch " + std::to_string(figures.epoch) + "/" + std::to_string(figures.epochs) + "  ";
     if (is_terminal_) line = "\r\033[K" + line + bar(figures.step, figures.steps) + "  ";

@@ -95,6 +95,10 @@ class Trainer {
            std::to_string(progress.validation_cases) + " validation";
   }
 
+  static std::string counted(std::int64_t count, const std::string& noun) {
+    return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+  }
+
   torch::optim::AdamW optimizer_on(c10::Device device) {
     network_.module().to(device);
     return make_optimizer(network_.module(), config_.training);
@@ -120,13 +124,14 @@ class Trainer {
     std::printf("%s, %.1f million parameters, gradient checkpointing %s\n",
                 network_.backbone().name().c_str(),
                 static_cast<double>(network_.parameter_count()) / 1e6, checkpointing().c_str());
-    std::printf("%s, %s, %d threads\n", precision_.device.str().c_str(),
-                c10::toString(precision_.dtype()), at::get_num_threads());
-    std::printf("%s cases, %zu classes, %ld px; epochs of %ld steps", counts(progress_).c_str(),
-                training_.cases().classes.size(), long(config_.data.image_size), long(steps_));
+    std::printf("%s, %s, %s\n", precision_.device.str().c_str(), precision_.name(),
+                counted(at::get_num_threads(), "thread").c_str());
+    std::printf("%s cases, %zu classes, %ld px; epochs of %s", counts(progress_).c_str(),
+                training_.cases().classes.size(), long(config_.data.image_size),
+                counted(steps_, "step").c_str());
     const std::int64_t left_out = training_size() - batches_ * training.batch_size;
     if (left_out > 0)
-      std::printf(", each without %ld cases, which make no whole batch", long(left_out));
+      std::printf(", each without %s: too few for a batch more", counted(left_out, "case").c_str());
     std::printf("\n");
     if (progress_.validation_cases == 0)
       std::printf("no case is for validation: there will be no best.safetensors\n");
