@@ -9,6 +9,7 @@
 #include "remat/plan/cut_points.hpp"
 #include "remat/plan/frontier.hpp"
 #include "remat/plan/graph.hpp"
+#include "remat/plan/keep_moves.hpp"
 #include "remat/plan/keep_search.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"

@@ -62,6 +62,7 @@
 //   remat/plan/cut_points.hpp
 //   remat/plan/recompute_time.hpp
 //   remat/plan/chain_search.hpp
+//   remat/plan/keep_moves.hpp
 //   remat/plan/price_walk.hpp
 //   remat/plan/plan.hpp
 //   remat/plan/simulate.hpp
@@ -1798,6 +1799,8 @@ struct Value {
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
   bool is_result : 1 = false;  // a region's result
+  bool is_transient : 1 =
+      false;  // a recompute that is run for another value does not leave it here
 };
 
 /// A value with a geometry: an argument of an operation, or a tensor that autograd saved.
@@ -2925,7 +2928,8 @@ struct RecomputeMark {
 /// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is
 /// neither R nor around R, that run is temporary: of its results only those stay that leave the
 /// region, for the region's own backward part comes later and will run it again. So a chain of
-/// chains costs one more run per level and the memory of one inner segment.
+/// chains costs one more run per level and the memory of one inner segment. A plan does the same
+/// value by value: what it calls transient stays only behind the slice that is run for it.
 class Slice {
  public:
   Slice(Tape& tape, ValueId target, RegionId for_region)
@@ -2952,9 +2956,8 @@ class Slice {
  private:
   struct Made {
     c10::Storage storage;
-    std::int32_t readers = 0;  // operations of this slice that still have to read it
-    std::int32_t resting_readers =
-        0;  // those that will not need it again: a temporary run's readers will
+    std::int32_t readers = 0;          // operations of this slice that still have to read it
+    std::int32_t resting_readers = 0;  // those of them that will not run again
     bool stays = false;
   };
 
@@ -2979,35 +2982,49 @@ class Slice {
     }
     std::sort(order_.begin(), order_.end());  // recorded order is a topological one
 
-    for (const OperationId id : order_) {
-      const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      const bool is_lasting =
-          tape_.common_ancestor(operation.region, for_region_) == operation.region;
-      for (std::size_t i = 0; i < operation.use_count; ++i) {
-        const Use& use = tape_.uses[operation.first_use + i];
-        if (!use.needs_content || is_available(use.value)) continue;
-        Made& made = made_[use.value];
-        ++made.readers;
-        made.resting_readers += is_lasting;
-      }
-    }
-    for (const OperationId id : order_) {
-      const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      for (std::size_t i = 0; i < operation.result_count; ++i)
-        plan_stay(operation, tape_.results[operation.first_result + i].value);
-    }
+    for (const OperationId id : order_)
+      for_each_missing_read(id, [this](ValueId read) { ++made_[read].readers; });
     made_[target_].stays = true;
+    for (auto id = order_.rbegin(); id != order_.rend(); ++id)
+      if (plan_stay(tape_.operations[static_cast<std::size_t>(*id)]))
+        for_each_missing_read(*id, [this](ValueId read) { ++made_[read].resting_readers; });
   }
 
-  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner
-  /// part of a temporary run.
-  void plan_stay(const Operation& operation, ValueId id) {
-    const Value& made = value(id);
-    if (made.need == 0 || is_available(id)) return;
-    const int shared_depth = tape_.depth(tape_.common_ancestor(operation.region, for_region_));
-    if (tape_.depth(made.scope) > shared_depth && made.kept_from_depth > shared_depth + 1) return;
+  template <class Visit>
+  void for_each_missing_read(OperationId id, Visit visit) {
+    const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
+    for (std::size_t i = 0; i < operation.use_count; ++i) {
+      const Use& use = tape_.uses[operation.first_use + i];
+      if (use.needs_content && !is_available(use.value)) visit(use.value);
+    }
+  }
+
+  /// Decides which results stay behind the slice, once that is known of whatever reads them; true
+  /// if the operation need not run again after it.
+  bool plan_stay(const Operation& operation) {
+    bool rests = true;
+    for (std::size_t i = 0; i < operation.result_count; ++i) {
+      const ValueId id = tape_.results[operation.first_result + i].value;
+      if (id == target_ || !is_wanted_afterwards(id)) continue;
+      if (may_stay(operation, value(id)))
+        made_[id].stays = true;
+      else
+        rests = false;
+    }
+    return rests;
+  }
+
+  bool is_wanted_afterwards(ValueId id) {
+    if (value(id).need == 0 || is_available(id)) return false;
     const auto found = made_.find(id);
-    if (found == made_.end() || made.need > found->second.resting_readers) made_[id].stays = true;
+    return found == made_.end() || value(id).need > found->second.resting_readers;
+  }
+
+  /// Neither transient by a plan nor an inner part of a temporary run.
+  bool may_stay(const Operation& operation, const Value& made) const {
+    if (made.is_transient) return false;
+    const int shared_depth = tape_.depth(tape_.common_ancestor(operation.region, for_region_));
+    return tape_.depth(made.scope) <= shared_depth || made.kept_from_depth <= shared_depth + 1;
   }
 
   bool is_available(ValueId id) {
@@ -4293,6 +4310,13 @@ namespace remat {
 /// Says for each value of a trace whether it stays.
 using KeptValues = std::vector<bool>;
 
+/// Says for each value of a trace whether it is transient; empty: none is.
+///
+/// What is not kept is recomputed, and then stays until its last use. A transient value goes at
+/// once, unless it is the one that was asked for, and is recomputed once more when it is needed
+/// again: the plan by values of what nested regions do.
+using TransientValues = std::vector<bool>;
+
 /// What a step costs with some values kept.
 struct StepCost {
   Bytes peak;                         ///< the most bytes alive at once, above those before the step
@@ -4317,17 +4341,25 @@ class StepSimulation {
       block_[id] = is_new ? static_cast<std::int32_t>(id) : block_[at(value.takes_over)];
     }
     readers_.resize(trace.values.size());
+    resting_readers_.resize(trace.values.size());
     state_.resize(trace.values.size());
     made_in_.resize(trace.values.size());
     seen_in_.resize(trace.operations.size());
   }
 
-  /// Returns what the step costs if the given values stay.
+  /// Returns what the step costs if the given values stay and none is transient.
   ///
   /// @param timeline  gets for each event of the trace the most bytes alive from the event before
   /// on; may be null
   StepCost run(const KeptValues& kept, std::vector<Bytes>* timeline = nullptr) {
+    return run(kept, {}, timeline);
+  }
+
+  /// Returns what the step costs if the given values stay, and the given others are transient.
+  StepCost run(const KeptValues& kept, const TransientValues& transient,
+               std::vector<Bytes>* timeline = nullptr) {
     std::fill(state_.begin(), state_.end(), State());
+    for (std::size_t id = 0; id < transient.size(); ++id) state_[id].is_transient = transient[id];
     is_live_.assign(trace_.operations.size(), false);
     live_ = peak_ = 0;
     is_ended_ = false;
@@ -4354,6 +4386,7 @@ class StepSimulation {
     bool is_used = false;  // a block: somebody besides the tape holds it
     bool is_made = false;  // in the running slice: its memory is there
     bool stays = false;    // it will be there when the slice has run
+    bool is_transient = false;
   };
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
@@ -4520,20 +4553,35 @@ class StepSimulation {
     for (const std::int32_t id : order_)
       for (const std::int32_t read : operation(id).reads)
         if (!is_there(read)) touch(read), ++readers_[at(read)];
-    for (const std::int32_t id : order_)
-      for (const std::int32_t made : operation(id).makes) {
-        if (state(made).need == 0 || is_there(made)) continue;
-        touch(made);
-        state(made).stays = state(made).need > readers_[at(made)];
-      }
     touch(target);
     state(target).stays = true;
+    for (auto id = order_.rbegin(); id != order_.rend(); ++id) {
+      if (!plan_stay(*id, target)) continue;
+      for (const std::int32_t read : operation(*id).reads)
+        if (!is_there(read)) ++resting_readers_[at(read)];
+    }
+  }
+
+  /// Decides which results stay behind the slice, once that is known of whatever reads them; true
+  /// if the operation need not run again after it.
+  bool plan_stay(std::int32_t id, std::int32_t target) {
+    bool rests = true;
+    for (const std::int32_t made : operation(id).makes) {
+      if (made == target || state(made).need == 0 || is_there(made)) continue;
+      touch(made);
+      if (state(made).need <= resting_readers_[at(made)]) continue;
+      if (state(made).is_transient)
+        rests = false;
+      else
+        state(made).stays = true;
+    }
+    return rests;
   }
 
   void touch(std::int32_t id) {
     if (made_in_[at(id)] == slice_) return;
     made_in_[at(id)] = slice_;
-    readers_[at(id)] = 0;
+    readers_[at(id)] = resting_readers_[at(id)] = 0;
     state(id).stays = state(id).is_made = false;
     touched_.push_back(id);
   }
@@ -4579,7 +4627,8 @@ class StepSimulation {
   std::vector<std::int32_t> block_;  // the value that first had the memory
   std::vector<State> state_;
   std::vector<bool> is_live_;
-  std::vector<std::int32_t> readers_;
+  std::vector<std::int32_t> readers_;          // operations of the slice that still have to read it
+  std::vector<std::int32_t> resting_readers_;  // operations of it that will not run again
   std::vector<std::int64_t> made_in_, seen_in_;  // the last slice that a value, an operation was in
   std::vector<std::int32_t> todo_, order_, touched_;
   std::int64_t slice_ = 0, live_ = 0, peak_ = 0, other_ = 0;
@@ -4595,6 +4644,7 @@ namespace remat {
 struct StepPoint {
   KeptValues kept;
   StepCost cost;
+  TransientValues transient{};
 };
 
 /// The ways of which none is better than another in memory and in time, the least memory first.
@@ -4605,13 +4655,14 @@ class StepPoints {
  public:
   /// Adds a way unless one that is there needs neither more memory nor more time; takes out those
   /// that are now worse.
-  void add(const KeptValues& kept, const StepCost& cost) {
-    const auto above = points_.upper_bound(cost.peak.count);
-    if (above != points_.begin() && std::prev(above)->second.cost.seconds <= cost.seconds) return;
-    auto worse = points_.lower_bound(cost.peak.count);
-    while (worse != points_.end() && worse->second.cost.seconds >= cost.seconds)
+  void add(const StepPoint& point) {
+    const auto [peak, seconds, count] = point.cost;
+    const auto above = points_.upper_bound(peak.count);
+    if (above != points_.begin() && std::prev(above)->second.cost.seconds <= seconds) return;
+    auto worse = points_.lower_bound(peak.count);
+    while (worse != points_.end() && worse->second.cost.seconds >= seconds)
       worse = points_.erase(worse);
-    points_.emplace(cost.peak.count, StepPoint{kept, cost});
+    points_.emplace(peak.count, point);
   }
 
   bool is_empty() const { return points_.empty(); }
@@ -4650,6 +4701,8 @@ struct MemoryPlan {
   struct Result {
     Bytes bytes;
     bool is_kept = false;
+    bool is_transient =
+        false;  ///< recomputed for another value it goes again, see `StepSimulation`
 
     friend bool operator==(const Result&, const Result&) = default;
   };
@@ -4681,7 +4734,9 @@ inline MemoryPlan make_memory_plan(const StepTrace& trace, const StepPoint& poin
     planned.name = operation.name;
     for (const std::int32_t id : operation.makes) {
       const auto index = static_cast<std::size_t>(id);
-      planned.results.push_back({Bytes{trace.values[index].bytes}, point.kept[index]});
+      const bool is_kept = point.kept[index];
+      const bool is_transient = !is_kept && !point.transient.empty() && point.transient[index];
+      planned.results.push_back({Bytes{trace.values[index].bytes}, is_kept, is_transient});
     }
   }
   plan.budget = budget;
@@ -4727,11 +4782,13 @@ inline std::string to_string(const MemoryPlan& plan) {
     Bytes bytes, kept_bytes;
   };
   std::map<std::string, Row> rows;
+  std::size_t transient = 0;
   for (const MemoryPlan::Operation& operation : plan.operations)
     for (const MemoryPlan::Result& result : operation.results) {
       Row& row = rows[operation.name];
       ++row.results, row.bytes += result.bytes;
       if (result.is_kept) ++row.kept, row.kept_bytes += result.bytes;
+      transient += result.is_transient;
     }
   char line[200];
   std::snprintf(line, sizeof line, "%-40s %8s %8s %12s %12s\n", "operation", "results", "kept",
@@ -4751,7 +4808,11 @@ inline std::string to_string(const MemoryPlan& plan) {
                 to_string(plan.peak).c_str(), to_string(plan.budget).c_str(),
                 to_string(plan.plain_peak).c_str(), static_cast<long long>(plan.recomputed_count),
                 part);
-  return text + line;
+  text += line;
+  if (transient > 0)
+    text += "; " + std::to_string(transient) + (transient == 1 ? " result is" : " results are") +
+            " recomputed more than once";
+  return text;
 }
 
 inline std::ostream& operator<<(std::ostream& stream, const MemoryPlan& plan) {
@@ -4837,12 +4898,24 @@ class PlanFollower {
         leave(i, name, "where " + plan_->operations[i].name + " was planned");
         return;
       }
-    if (ran == planned) return;
+    if (ran == planned) return mark_transient(tape, first);
     outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
                            std::to_string(ran) + " ran"};
   }
 
  private:
+  /// Only backward reads it, so that the end is early enough.
+  void mark_transient(Tape& tape, std::size_t first) const {
+    for (std::size_t i = 0; i < plan_->operations.size(); ++i) {
+      const auto& planned = plan_->operations[i].results;
+      const Operation& ran = tape.operations[first + i];
+      for (std::size_t k = 0; k < ran.result_count && k < planned.size(); ++k) {
+        const ValueId id = tape.results[ran.first_result + k].value;
+        tape.values[static_cast<std::size_t>(id)].is_transient = planned[k].is_transient;
+      }
+    }
+  }
+
   /// From here on everything is dropped: right whatever runs, though what is recomputed at once may
   /// need more than the budget.
   bool leave(std::size_t position, std::string_view name, const std::string& where) {
@@ -5640,8 +5713,6 @@ StepTrace trace_module(torch::nn::Module& module, const torch::Tensor& x, Forwar
 
 }  // namespace remat::detail
 
-#include <random>
-
 namespace remat {
 
 /// A network of pipes between a source and a sink, and the cheapest set of pipes that separates
@@ -6097,6 +6168,100 @@ class ChainSearch {
   std::vector<std::vector<std::vector<Choice>>> segments_;  // by start and length
   std::vector<Bytes> course_;
   double plain_peak_ = 0, plain_seconds_ = 0;
+};
+
+}  // namespace remat
+
+#include <random>
+
+namespace remat {
+
+/// Small random changes of what becomes of values, for a search that goes from one way to run a
+/// step to a neighbouring one. The numbers are drawn from a fixed seed.
+///
+/// @par Threads  one object per thread
+class KeepMoves {
+ public:
+  /// What a change may turn.
+  enum class Turn : std::uint8_t {
+    kept,                ///< whether a value stays
+    kept_and_transient,  ///< and whether it is transient
+  };
+
+  explicit KeepMoves(const StepTrace& trace) : overwritten_(trace.values.size()) {
+    const std::vector<bool> can_keep = trace.keepable_values();
+    for (std::size_t id = 0; id < can_keep.size(); ++id) {
+      overwritten_[id] = trace.values[id].takes_over;
+      if (can_keep[id]) candidates_.push_back(static_cast<std::int32_t>(id));
+    }
+  }
+
+  /// Returns the values that may be kept.
+  const std::vector<std::int32_t>& candidates() const { return candidates_; }
+
+  /// Turns up to three values that lie close together.
+  void move(StepPoint& point, Turn turn) {
+    changed_.clear();
+    point.transient.resize(turn == Turn::kept ? point.transient.size() : point.kept.size());
+    const auto count = static_cast<std::int64_t>(candidates_.size());
+    const std::int64_t first = uniform(count);
+    change(point, turn, candidates_[static_cast<std::size_t>(first)]);
+    for (std::int64_t more = uniform(3); more > 0; --more) {
+      const std::int64_t other =
+          uniform() < 0.75 ? first + uniform(2 * kReach + 1) - kReach : uniform(count);
+      if (other < 0 || other >= count) continue;
+      const std::int32_t id = candidates_[static_cast<std::size_t>(other)];
+      if (std::ranges::find(changed_, id, &Change::id) == changed_.end()) change(point, turn, id);
+    }
+  }
+
+  /// Takes back the last move.
+  void undo(StepPoint& point) const {
+    for (const Change& change : changed_)
+      set(point, change.id, change.was_kept, change.was_transient);
+  }
+
+  /// Says what becomes of a value. What a transient one is written over is transient with it: if
+  /// it stayed, that would take as much memory.
+  void set(StepPoint& point, std::int32_t id, bool is_kept, bool is_transient) const {
+    point.kept[at(id)] = is_kept;
+    if (point.transient.empty()) return;
+    for (; id != StepTrace::kNone; id = overwritten_[at(id)])
+      point.transient[at(id)] = is_transient;
+  }
+
+  /// Returns a number from 0 up to, and without, 1.
+  double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
+
+ private:
+  struct Change {
+    std::int32_t id = 0;
+    bool was_kept = false, was_transient = false;
+  };
+
+  static constexpr int kReach = 6;
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+  void change(StepPoint& point, Turn turn, std::int32_t id) {
+    const bool is_kept = point.kept[at(id)];
+    const bool is_transient = !point.transient.empty() && point.transient[at(id)];
+    changed_.push_back({id, is_kept, is_transient});
+    if (turn == Turn::kept || uniform() < 0.5)
+      set(point, id, !is_kept, false);
+    else
+      set(point, id, false, !is_transient);
+  }
+
+  /// A whole number below `count`.
+  std::int64_t uniform(std::int64_t count) {
+    return static_cast<std::int64_t>(uniform() * static_cast<double>(count));
+  }
+
+  std::vector<std::int32_t> candidates_;
+  std::vector<std::int32_t> overwritten_;  // per value: what it is written over, in place
+  std::vector<Change> changed_;            // by the last move
+  std::mt19937 random_{1};
 };
 
 }  // namespace remat
@@ -6708,25 +6873,23 @@ inline std::vector<NamedKeeps> segment_keeps(const StepTrace& trace) {
 
 namespace remat {
 
-/// Searches for the sets of kept values that need the least time at each level of memory.
+/// Searches for what to keep, and what to recompute more than once, so that a step needs the least
+/// time at each level of memory.
 ///
 /// The known schedules by segments come first, so that no plan is slower than one of these. Then a
 /// ladder of levels leads down from plain: at each, `PriceWalk` and `ChainSearch` propose sets.
-/// Last, annealing lowers the least memory that was found, and betters the levels for which the
-/// chain's program had no proposal. All that is found goes into one list that depends on no budget.
-/// Every number is drawn from a fixed seed: the same trace gives the same list. Up to twelve
-/// values, all sets are tried.
+/// Last, annealing lowers the least memory that was found, first by what is kept alone and then
+/// with transient values, and betters the levels for which the chain's program had no proposal. All
+/// that is found goes into one list that depends on no budget. Every number is drawn from a fixed
+/// seed: the same trace gives the same list. Up to nine values, everything is tried.
 class KeepSearch {
  public:
-  explicit KeepSearch(const StepTrace& trace) : trace_(trace), simulation_(trace), time_(trace) {
-    const std::vector<bool> can_keep = trace.keepable_values();
-    for (std::size_t id = 0; id < can_keep.size(); ++id)
-      if (can_keep[id]) candidates_.push_back(static_cast<std::int32_t>(id));
-  }
+  explicit KeepSearch(const StepTrace& trace)
+      : trace_(trace), simulation_(trace), time_(trace), moves_(trace) {}
 
   /// Returns the list.
   StepPoints run() {
-    if (candidates_.size() <= kFewCandidates) {
+    if (moves_.candidates().size() <= kFewCandidates) {
       try_all();
       return std::move(points_);
     }
@@ -6735,30 +6898,35 @@ class KeepSearch {
     for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
     std::vector<Level> levels = choose_levels();
     descend(levels, plain_peak);
-    lower(keep_cuts());  // the same, however long the operations took
-    lower(points_.least().kept);
+    lower({keep_cuts(), {}}, Turn::kept);  // the same, however long the operations took
+    lower(points_.least(), Turn::kept);
+    least_kept_ = points_.least().cost.peak;
+    lower(nothing_kept(), Turn::kept_and_transient);
     for (const Level& level : levels) polish(level);
     return std::move(points_);
   }
 
  private:
+  using Turn = KeepMoves::Turn;
   struct Level {
     std::int64_t bytes = 0;
     bool is_round = false;  // a budget that somebody is likely to ask for
     bool is_hard = true;    // the chain's program has no proposal
   };
 
-  static constexpr std::size_t kFewCandidates = 12;  // 4096 sets take less time than the search
+  static constexpr std::size_t kFewCandidates = 9;  // 3^9 simulations: less than the search
   static constexpr double kStep = 0.95, kLowestLevel = 0.02;
   static constexpr std::array kRoundParts{0.9, 0.8,     0.75, 0.7,     2.0 / 3, 0.6,
                                           0.5, 0.45,    0.4,  1.0 / 3, 0.3,     1.0 / 4,
                                           0.2, 1.0 / 6, 0.15, 0.125,   0.1};
   static constexpr double kBelowRound = 0.9995;  // room for a small reserve
-  static constexpr int kPriceSteps = 10, kMostFailures = 15, kReach = 6;
-  static constexpr double kSwaps = 200, kHardSwaps = 2000, kLowerSwaps = 2000;
+  static constexpr int kPriceSteps = 10, kMostFailures = 15, kSquarings = 5;
+  static constexpr double kRoundSwaps = 200, kHardSwaps = 2000;
+  static constexpr double kLowSwaps = 200;  // at levels below what kept values alone reach
+  static constexpr double kLowerSwaps = 2000, kTransientSwaps = 3000;
   static constexpr double kFullEffort = 2000;    // events
   static constexpr double kTemperature = 0.006;  // of forward's time
-  static constexpr double kLowerTemperature = 0.02, kPower = 60;
+  static constexpr double kLowerTemperature = 0.005;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -6769,20 +6937,30 @@ class KeepSearch {
     return kept;
   }
 
+  StepPoint nothing_kept() const { return {KeptValues(trace_.values.size(), false), {}}; }
+
   StepCost evaluate(const KeptValues& kept) { return add({kept, simulation_.run(kept)}); }
   StepCost add(const StepPoint& point) {
-    points_.add(point.kept, point.cost);
+    points_.add(point);
     return point.cost;
   }
 
-  static void flip(KeptValues& kept, std::int32_t id) { kept[at(id)] = !kept[at(id)]; }
-
+  /// Tries everything that can become of the values.
   void try_all() {
-    KeptValues kept(trace_.values.size(), false);
-    for (std::uint32_t set = 0; set < std::uint32_t{1} << candidates_.size(); ++set) {
-      for (std::size_t i = 0; i < candidates_.size(); ++i)
-        kept[at(candidates_[i])] = (set >> i & 1U) != 0;
-      evaluate(kept);
+    const std::vector<std::int32_t>& candidates = moves_.candidates();
+    const std::size_t count = candidates.size();
+    StepPoint point = nothing_kept();
+    point.transient.resize(point.kept.size());
+    for (const int fate_count : {2, 3}) {  // transient values only where they are better
+      std::vector<int> fates(count, 0);
+      std::size_t i = 0;
+      do {
+        for (std::size_t k = 0; k < count; ++k)
+          moves_.set(point, candidates[k], fates[k] == 1, fates[k] == 2);
+        point.cost = simulation_.run(point.kept, point.transient);
+        add(point);
+        for (i = 0; i < count && ++fates[i] == fate_count; ++i) fates[i] = 0;
+      } while (i < count);
     }
   }
 
@@ -6817,29 +6995,31 @@ class KeepSearch {
   // --- the least memory ---
 
   /// Lowers the course of memory wherever it is high, not only where it is highest.
-  void lower(KeptValues kept) {
-    double height = height_of(kept);
-    const int count = scaled(kLowerSwaps);
+  void lower(StepPoint state, Turn turn) {
+    double height = height_of(state);
+    const int count =
+        turn == Turn::kept ? scaled(kLowerSwaps) : scaled(kTransientSwaps, 3 * kFullEffort);
     for (int i = 0; i < count; ++i) {
       const double temperature = kLowerTemperature * (1 - static_cast<double>(i) / count);
-      const std::vector<std::int32_t> flipped = draw_neighbours();
-      for (const std::int32_t id : flipped) flip(kept, id);
-      const double now = height_of(kept);
-      if (now > height - temperature * std::log(uniform() + 1e-12)) {
-        for (const std::int32_t id : flipped) flip(kept, id);
-        continue;
-      }
-      height = now;
+      moves_.move(state, turn);
+      const double now = height_of(state);
+      if (now > height - temperature * std::log(moves_.uniform() + 1e-12))
+        moves_.undo(state);
+      else
+        height = now;
     }
   }
 
-  /// Simulates; the logarithm of a mean of the course with a high power, which is close to its
-  /// peak's.
-  double height_of(const KeptValues& kept) {
+  /// Simulates; the logarithm of a mean of the course with power 32, which is close to its peak's.
+  double height_of(StepPoint& state) {
     double sum = 0;
-    points_.add(kept, simulation_.run(kept, &course_));
-    for (const Bytes& bytes : course_)
-      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, kPower);
+    state.cost = simulation_.run(state.kept, state.transient, &course_);
+    points_.add(state);
+    for (const Bytes& bytes : course_) {
+      double power = static_cast<double>(bytes.count) / plain_peak_;
+      for (int i = 0; i < kSquarings; ++i) power *= power;
+      sum += power;
+    }
     return std::log(sum);
   }
 
@@ -6851,17 +7031,23 @@ class KeepSearch {
     if (found == nullptr) return;
     StepPoint state = *found;
     fill(state, level.bytes);
-    anneal(state, level);
+    const bool is_low = level.bytes < least_kept_.count;
+    const double swaps = is_low && !level.is_round ? kLowSwaps
+                         : level.is_hard           ? kHardSwaps
+                         : level.is_round          ? kRoundSwaps
+                                                   : 0;
+    anneal(state, level.bytes, scaled(swaps), is_low ? Turn::kept_and_transient : Turn::kept);
   }
 
   /// Keeps what saves time and fits, the most seconds per byte first.
   void fill(StepPoint& state, std::int64_t limit) {
     std::vector<std::pair<double, std::int32_t>> order;
-    for (const std::int32_t id : candidates_) {
+    const double before = time_(state.kept);
+    for (const std::int32_t id : moves_.candidates()) {
       if (state.kept[at(id)] || trace_.values[at(id)].bytes > limit) continue;
-      flip(state.kept, id);
-      const double saved = state.cost.seconds - time_(state.kept);
-      flip(state.kept, id);
+      state.kept[at(id)] = true;
+      const double saved = before - time_(state.kept);
+      state.kept[at(id)] = false;
       if (saved > 0)
         order.emplace_back(saved / static_cast<double>(trace_.values[at(id)].bytes), id);
     }
@@ -6869,70 +7055,48 @@ class KeepSearch {
     int failures = 0;
     for (const auto& [gain, id] : order) {
       if (failures > kMostFailures) return;
-      flip(state.kept, id);
-      if (time_(state.kept) < state.cost.seconds && accept(state, limit)) continue;
-      flip(state.kept, id);
+      state.kept[at(id)] = true;
+      if (accept(state, limit, state.cost.seconds)) continue;
+      state.kept[at(id)] = false;
       ++failures;
     }
   }
 
-  /// Takes the cost of what is kept now, if it fits.
-  bool accept(StepPoint& state, std::int64_t limit) {
-    const StepCost cost = evaluate(state.kept);
-    if (cost.peak.count > limit) return false;
+  /// Takes the cost of what is kept now, if it fits and is as fast as `bound`.
+  bool accept(StepPoint& state, std::int64_t limit, double bound) {
+    if (time_(state.kept) > bound) return false;  // without what transient values cost
+    const StepCost cost = simulation_.run(state.kept, state.transient);
+    add({state.kept, cost, state.transient});
+    if (cost.peak.count > limit || cost.seconds > bound) return false;
     state.cost = cost;
     return true;
   }
 
-  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
-  /// first a little slower.
-  void anneal(StepPoint& state, const Level& level) {
+  /// Takes moves to what fits and is faster, or at first a little slower.
+  void anneal(StepPoint& state, std::int64_t limit, int count, Turn turn) {
     const double start = kTemperature * trace_.seconds();
-    const int count = scaled(level.is_hard ? kHardSwaps : level.is_round ? kSwaps : 0);
     for (int i = 0; i < count; ++i) {
       const double temperature = start * (1 - static_cast<double>(i) / count);
-      const std::vector<std::int32_t> flipped = draw_neighbours();
-      for (const std::int32_t id : flipped) flip(state.kept, id);
-      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
-      if (time_(state.kept) <= bound && accept(state, level.bytes)) continue;
-      for (const std::int32_t id : flipped) flip(state.kept, id);
+      moves_.move(state, turn);
+      const double luck = temperature * std::log(moves_.uniform() + 1e-12);
+      if (!accept(state, limit, state.cost.seconds - luck)) moves_.undo(state);
     }
   }
 
-  /// Fewer swaps where each takes long.
-  int scaled(double swaps) const {
+  /// Fewer swaps where each takes long, in a step of more events than `most`.
+  int scaled(double swaps, double most = kFullEffort) const {
     return static_cast<int>(swaps *
-                            std::min(1.0, kFullEffort / static_cast<double>(trace_.events.size())));
-  }
-
-  double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
-  /// A whole number below `count`.
-  std::int64_t uniform(std::int64_t count) {
-    return static_cast<std::int64_t>(uniform() * static_cast<double>(count));
-  }
-
-  std::vector<std::int32_t> draw_neighbours() {
-    const auto count = static_cast<std::int64_t>(candidates_.size());
-    const std::int64_t first = uniform(count);
-    std::vector<std::int32_t> drawn{candidates_[static_cast<std::size_t>(first)]};
-    for (std::int64_t more = uniform(3); more > 0; --more) {
-      const std::int64_t other =
-          uniform() < 0.75 ? first + uniform(2 * kReach + 1) - kReach : uniform(count);
-      if (other < 0 || other >= count) continue;
-      const std::int32_t id = candidates_[static_cast<std::size_t>(other)];
-      if (std::ranges::find(drawn, id) == drawn.end()) drawn.push_back(id);
-    }
-    return drawn;
+                            std::min(1.0, most / static_cast<double>(trace_.events.size())));
   }
 
   const StepTrace& trace_;
   StepSimulation simulation_;
   RecomputeTime time_;
-  std::vector<std::int32_t> candidates_;
+  KeepMoves moves_;
   StepPoints points_;
   double plain_peak_ = 0;
+  Bytes least_kept_;  // of the ways without transient values
   std::vector<Bytes> course_;
-  std::mt19937 random_{1};
 };
 
 }  // namespace remat
@@ -16325,7 +16489,10 @@ inline std::string checksum(const MemoryPlan& plan) {
   Fingerprint print;
   print.add(fingerprint(plan));
   for (const MemoryPlan::Operation& operation : plan.operations)
-    for (const MemoryPlan::Result& result : operation.results) print.add(result.is_kept);
+    for (const MemoryPlan::Result& result : operation.results) {
+      print.add(result.is_kept);
+      if (result.is_transient) print.add(std::string_view("transient"));  // old files have none
+    }
   for (const Bytes bytes : {plan.budget, plan.peak, plan.plain_peak}) print.add(bytes.count);
   for (const double seconds : {plan.recomputed_seconds, plan.forward_seconds}) print.add(seconds);
   print.add(plan.recomputed_count);

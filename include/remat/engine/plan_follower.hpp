@@ -70,12 +70,24 @@ class PlanFollower {
         leave(i, name, "where " + plan_->operations[i].name + " was planned");
         return;
       }
-    if (ran == planned) return;
+    if (ran == planned) return mark_transient(tape, first);
     outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
                            std::to_string(ran) + " ran"};
   }
 
  private:
+  /// Only backward reads it, so that the end is early enough.
+  void mark_transient(Tape& tape, std::size_t first) const {
+    for (std::size_t i = 0; i < plan_->operations.size(); ++i) {
+      const auto& planned = plan_->operations[i].results;
+      const Operation& ran = tape.operations[first + i];
+      for (std::size_t k = 0; k < ran.result_count && k < planned.size(); ++k) {
+        const ValueId id = tape.results[ran.first_result + k].value;
+        tape.values[static_cast<std::size_t>(id)].is_transient = planned[k].is_transient;
+      }
+    }
+  }
+
   /// From here on everything is dropped: right whatever runs, though what is recomputed at once may
   /// need more than the budget.
   bool leave(std::size_t position, std::string_view name, const std::string& where) {

@@ -37,7 +37,8 @@ struct RecomputeMark {
 /// Regions nest on one tape. When a saved tensor of region R needs an operation of a region that is
 /// neither R nor around R, that run is temporary: of its results only those stay that leave the
 /// region, for the region's own backward part comes later and will run it again. So a chain of
-/// chains costs one more run per level and the memory of one inner segment.
+/// chains costs one more run per level and the memory of one inner segment. A plan does the same
+/// value by value: what it calls transient stays only behind the slice that is run for it.
 class Slice {
  public:
   Slice(Tape& tape, ValueId target, RegionId for_region)
@@ -64,9 +65,8 @@ class Slice {
  private:
   struct Made {
     c10::Storage storage;
-    std::int32_t readers = 0;  // operations of this slice that still have to read it
-    std::int32_t resting_readers =
-        0;  // those that will not need it again: a temporary run's readers will
+    std::int32_t readers = 0;          // operations of this slice that still have to read it
+    std::int32_t resting_readers = 0;  // those of them that will not run again
     bool stays = false;
   };
 
@@ -91,35 +91,49 @@ class Slice {
     }
     std::sort(order_.begin(), order_.end());  // recorded order is a topological one
 
-    for (const OperationId id : order_) {
-      const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      const bool is_lasting =
-          tape_.common_ancestor(operation.region, for_region_) == operation.region;
-      for (std::size_t i = 0; i < operation.use_count; ++i) {
-        const Use& use = tape_.uses[operation.first_use + i];
-        if (!use.needs_content || is_available(use.value)) continue;
-        Made& made = made_[use.value];
-        ++made.readers;
-        made.resting_readers += is_lasting;
-      }
-    }
-    for (const OperationId id : order_) {
-      const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
-      for (std::size_t i = 0; i < operation.result_count; ++i)
-        plan_stay(operation, tape_.results[operation.first_result + i].value);
-    }
+    for (const OperationId id : order_)
+      for_each_missing_read(id, [this](ValueId read) { ++made_[read].readers; });
     made_[target_].stays = true;
+    for (auto id = order_.rbegin(); id != order_.rend(); ++id)
+      if (plan_stay(tape_.operations[static_cast<std::size_t>(*id)]))
+        for_each_missing_read(*id, [this](ValueId read) { ++made_[read].resting_readers; });
   }
 
-  /// Whether a result stays behind the slice: somebody still waits for it, and it is not an inner
-  /// part of a temporary run.
-  void plan_stay(const Operation& operation, ValueId id) {
-    const Value& made = value(id);
-    if (made.need == 0 || is_available(id)) return;
-    const int shared_depth = tape_.depth(tape_.common_ancestor(operation.region, for_region_));
-    if (tape_.depth(made.scope) > shared_depth && made.kept_from_depth > shared_depth + 1) return;
+  template <class Visit>
+  void for_each_missing_read(OperationId id, Visit visit) {
+    const Operation& operation = tape_.operations[static_cast<std::size_t>(id)];
+    for (std::size_t i = 0; i < operation.use_count; ++i) {
+      const Use& use = tape_.uses[operation.first_use + i];
+      if (use.needs_content && !is_available(use.value)) visit(use.value);
+    }
+  }
+
+  /// Decides which results stay behind the slice, once that is known of whatever reads them; true
+  /// if the operation need not run again after it.
+  bool plan_stay(const Operation& operation) {
+    bool rests = true;
+    for (std::size_t i = 0; i < operation.result_count; ++i) {
+      const ValueId id = tape_.results[operation.first_result + i].value;
+      if (id == target_ || !is_wanted_afterwards(id)) continue;
+      if (may_stay(operation, value(id)))
+        made_[id].stays = true;
+      else
+        rests = false;
+    }
+    return rests;
+  }
+
+  bool is_wanted_afterwards(ValueId id) {
+    if (value(id).need == 0 || is_available(id)) return false;
     const auto found = made_.find(id);
-    if (found == made_.end() || made.need > found->second.resting_readers) made_[id].stays = true;
+    return found == made_.end() || value(id).need > found->second.resting_readers;
+  }
+
+  /// Neither transient by a plan nor an inner part of a temporary run.
+  bool may_stay(const Operation& operation, const Value& made) const {
+    if (made.is_transient) return false;
+    const int shared_depth = tape_.depth(tape_.common_ancestor(operation.region, for_region_));
+    return tape_.depth(made.scope) <= shared_depth || made.kept_from_depth <= shared_depth + 1;
   }
 
   bool is_available(ValueId id) {

@@ -64,6 +64,8 @@ struct Value {
   bool is_counted : 1 = false;  // its bytes stand in the costs of a unit
   bool is_saved : 1 = false;
   bool is_result : 1 = false;  // a region's result
+  bool is_transient : 1 =
+      false;  // a recompute that is run for another value does not leave it here
 };
 
 /// A value with a geometry: an argument of an operation, or a tensor that autograd saved.

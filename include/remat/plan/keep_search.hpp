@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "remat/plan/chain_search.hpp"
 #include "remat/plan/cut_points.hpp"
+#include "remat/plan/keep_moves.hpp"
 #include "remat/plan/price_walk.hpp"
 #include "remat/plan/recompute_time.hpp"
 #include "remat/plan/segment_keeps.hpp"
@@ -22,25 +22,23 @@
 
 namespace remat {
 
-/// Searches for the sets of kept values that need the least time at each level of memory.
+/// Searches for what to keep, and what to recompute more than once, so that a step needs the least
+/// time at each level of memory.
 ///
 /// The known schedules by segments come first, so that no plan is slower than one of these. Then a
 /// ladder of levels leads down from plain: at each, `PriceWalk` and `ChainSearch` propose sets.
-/// Last, annealing lowers the least memory that was found, and betters the levels for which the
-/// chain's program had no proposal. All that is found goes into one list that depends on no budget.
-/// Every number is drawn from a fixed seed: the same trace gives the same list. Up to twelve
-/// values, all sets are tried.
+/// Last, annealing lowers the least memory that was found, first by what is kept alone and then
+/// with transient values, and betters the levels for which the chain's program had no proposal. All
+/// that is found goes into one list that depends on no budget. Every number is drawn from a fixed
+/// seed: the same trace gives the same list. Up to nine values, everything is tried.
 class KeepSearch {
  public:
-  explicit KeepSearch(const StepTrace& trace) : trace_(trace), simulation_(trace), time_(trace) {
-    const std::vector<bool> can_keep = trace.keepable_values();
-    for (std::size_t id = 0; id < can_keep.size(); ++id)
-      if (can_keep[id]) candidates_.push_back(static_cast<std::int32_t>(id));
-  }
+  explicit KeepSearch(const StepTrace& trace)
+      : trace_(trace), simulation_(trace), time_(trace), moves_(trace) {}
 
   /// Returns the list.
   StepPoints run() {
-    if (candidates_.size() <= kFewCandidates) {
+    if (moves_.candidates().size() <= kFewCandidates) {
       try_all();
       return std::move(points_);
     }
@@ -49,30 +47,35 @@ class KeepSearch {
     for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
     std::vector<Level> levels = choose_levels();
     descend(levels, plain_peak);
-    lower(keep_cuts());  // the same, however long the operations took
-    lower(points_.least().kept);
+    lower({keep_cuts(), {}}, Turn::kept);  // the same, however long the operations took
+    lower(points_.least(), Turn::kept);
+    least_kept_ = points_.least().cost.peak;
+    lower(nothing_kept(), Turn::kept_and_transient);
     for (const Level& level : levels) polish(level);
     return std::move(points_);
   }
 
  private:
+  using Turn = KeepMoves::Turn;
   struct Level {
     std::int64_t bytes = 0;
     bool is_round = false;  // a budget that somebody is likely to ask for
     bool is_hard = true;    // the chain's program has no proposal
   };
 
-  static constexpr std::size_t kFewCandidates = 12;  // 4096 sets take less time than the search
+  static constexpr std::size_t kFewCandidates = 9;  // 3^9 simulations: less than the search
   static constexpr double kStep = 0.95, kLowestLevel = 0.02;
   static constexpr std::array kRoundParts{0.9, 0.8,     0.75, 0.7,     2.0 / 3, 0.6,
                                           0.5, 0.45,    0.4,  1.0 / 3, 0.3,     1.0 / 4,
                                           0.2, 1.0 / 6, 0.15, 0.125,   0.1};
   static constexpr double kBelowRound = 0.9995;  // room for a small reserve
-  static constexpr int kPriceSteps = 10, kMostFailures = 15, kReach = 6;
-  static constexpr double kSwaps = 200, kHardSwaps = 2000, kLowerSwaps = 2000;
+  static constexpr int kPriceSteps = 10, kMostFailures = 15, kSquarings = 5;
+  static constexpr double kRoundSwaps = 200, kHardSwaps = 2000;
+  static constexpr double kLowSwaps = 200;  // at levels below what kept values alone reach
+  static constexpr double kLowerSwaps = 2000, kTransientSwaps = 3000;
   static constexpr double kFullEffort = 2000;    // events
   static constexpr double kTemperature = 0.006;  // of forward's time
-  static constexpr double kLowerTemperature = 0.02, kPower = 60;
+  static constexpr double kLowerTemperature = 0.005;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -83,20 +86,30 @@ class KeepSearch {
     return kept;
   }
 
+  StepPoint nothing_kept() const { return {KeptValues(trace_.values.size(), false), {}}; }
+
   StepCost evaluate(const KeptValues& kept) { return add({kept, simulation_.run(kept)}); }
   StepCost add(const StepPoint& point) {
-    points_.add(point.kept, point.cost);
+    points_.add(point);
     return point.cost;
   }
 
-  static void flip(KeptValues& kept, std::int32_t id) { kept[at(id)] = !kept[at(id)]; }
-
+  /// Tries everything that can become of the values.
   void try_all() {
-    KeptValues kept(trace_.values.size(), false);
-    for (std::uint32_t set = 0; set < std::uint32_t{1} << candidates_.size(); ++set) {
-      for (std::size_t i = 0; i < candidates_.size(); ++i)
-        kept[at(candidates_[i])] = (set >> i & 1U) != 0;
-      evaluate(kept);
+    const std::vector<std::int32_t>& candidates = moves_.candidates();
+    const std::size_t count = candidates.size();
+    StepPoint point = nothing_kept();
+    point.transient.resize(point.kept.size());
+    for (const int fate_count : {2, 3}) {  // transient values only where they are better
+      std::vector<int> fates(count, 0);
+      std::size_t i = 0;
+      do {
+        for (std::size_t k = 0; k < count; ++k)
+          moves_.set(point, candidates[k], fates[k] == 1, fates[k] == 2);
+        point.cost = simulation_.run(point.kept, point.transient);
+        add(point);
+        for (i = 0; i < count && ++fates[i] == fate_count; ++i) fates[i] = 0;
+      } while (i < count);
     }
   }
 
@@ -131,29 +144,31 @@ class KeepSearch {
   // --- the least memory ---
 
   /// Lowers the course of memory wherever it is high, not only where it is highest.
-  void lower(KeptValues kept) {
-    double height = height_of(kept);
-    const int count = scaled(kLowerSwaps);
+  void lower(StepPoint state, Turn turn) {
+    double height = height_of(state);
+    const int count =
+        turn == Turn::kept ? scaled(kLowerSwaps) : scaled(kTransientSwaps, 3 * kFullEffort);
     for (int i = 0; i < count; ++i) {
       const double temperature = kLowerTemperature * (1 - static_cast<double>(i) / count);
-      const std::vector<std::int32_t> flipped = draw_neighbours();
-      for (const std::int32_t id : flipped) flip(kept, id);
-      const double now = height_of(kept);
-      if (now > height - temperature * std::log(uniform() + 1e-12)) {
-        for (const std::int32_t id : flipped) flip(kept, id);
-        continue;
-      }
-      height = now;
+      moves_.move(state, turn);
+      const double now = height_of(state);
+      if (now > height - temperature * std::log(moves_.uniform() + 1e-12))
+        moves_.undo(state);
+      else
+        height = now;
     }
   }
 
-  /// Simulates; the logarithm of a mean of the course with a high power, which is close to its
-  /// peak's.
-  double height_of(const KeptValues& kept) {
+  /// Simulates; the logarithm of a mean of the course with power 32, which is close to its peak's.
+  double height_of(StepPoint& state) {
     double sum = 0;
-    points_.add(kept, simulation_.run(kept, &course_));
-    for (const Bytes& bytes : course_)
-      sum += std::pow(static_cast<double>(bytes.count) / plain_peak_, kPower);
+    state.cost = simulation_.run(state.kept, state.transient, &course_);
+    points_.add(state);
+    for (const Bytes& bytes : course_) {
+      double power = static_cast<double>(bytes.count) / plain_peak_;
+      for (int i = 0; i < kSquarings; ++i) power *= power;
+      sum += power;
+    }
     return std::log(sum);
   }
 
@@ -165,17 +180,23 @@ class KeepSearch {
     if (found == nullptr) return;
     StepPoint state = *found;
     fill(state, level.bytes);
-    anneal(state, level);
+    const bool is_low = level.bytes < least_kept_.count;
+    const double swaps = is_low && !level.is_round ? kLowSwaps
+                         : level.is_hard           ? kHardSwaps
+                         : level.is_round          ? kRoundSwaps
+                                                   : 0;
+    anneal(state, level.bytes, scaled(swaps), is_low ? Turn::kept_and_transient : Turn::kept);
   }
 
   /// Keeps what saves time and fits, the most seconds per byte first.
   void fill(StepPoint& state, std::int64_t limit) {
     std::vector<std::pair<double, std::int32_t>> order;
-    for (const std::int32_t id : candidates_) {
+    const double before = time_(state.kept);
+    for (const std::int32_t id : moves_.candidates()) {
       if (state.kept[at(id)] || trace_.values[at(id)].bytes > limit) continue;
-      flip(state.kept, id);
-      const double saved = state.cost.seconds - time_(state.kept);
-      flip(state.kept, id);
+      state.kept[at(id)] = true;
+      const double saved = before - time_(state.kept);
+      state.kept[at(id)] = false;
       if (saved > 0)
         order.emplace_back(saved / static_cast<double>(trace_.values[at(id)].bytes), id);
     }
@@ -183,70 +204,48 @@ class KeepSearch {
     int failures = 0;
     for (const auto& [gain, id] : order) {
       if (failures > kMostFailures) return;
-      flip(state.kept, id);
-      if (time_(state.kept) < state.cost.seconds && accept(state, limit)) continue;
-      flip(state.kept, id);
+      state.kept[at(id)] = true;
+      if (accept(state, limit, state.cost.seconds)) continue;
+      state.kept[at(id)] = false;
       ++failures;
     }
   }
 
-  /// Takes the cost of what is kept now, if it fits.
-  bool accept(StepPoint& state, std::int64_t limit) {
-    const StepCost cost = evaluate(state.kept);
-    if (cost.peak.count > limit) return false;
+  /// Takes the cost of what is kept now, if it fits and is as fast as `bound`.
+  bool accept(StepPoint& state, std::int64_t limit, double bound) {
+    if (time_(state.kept) > bound) return false;  // without what transient values cost
+    const StepCost cost = simulation_.run(state.kept, state.transient);
+    add({state.kept, cost, state.transient});
+    if (cost.peak.count > limit || cost.seconds > bound) return false;
     state.cost = cost;
     return true;
   }
 
-  /// Flips up to three values that lie close together, and takes what fits and is faster, or at
-  /// first a little slower.
-  void anneal(StepPoint& state, const Level& level) {
+  /// Takes moves to what fits and is faster, or at first a little slower.
+  void anneal(StepPoint& state, std::int64_t limit, int count, Turn turn) {
     const double start = kTemperature * trace_.seconds();
-    const int count = scaled(level.is_hard ? kHardSwaps : level.is_round ? kSwaps : 0);
     for (int i = 0; i < count; ++i) {
       const double temperature = start * (1 - static_cast<double>(i) / count);
-      const std::vector<std::int32_t> flipped = draw_neighbours();
-      for (const std::int32_t id : flipped) flip(state.kept, id);
-      const double bound = state.cost.seconds - temperature * std::log(uniform() + 1e-12);
-      if (time_(state.kept) <= bound && accept(state, level.bytes)) continue;
-      for (const std::int32_t id : flipped) flip(state.kept, id);
+      moves_.move(state, turn);
+      const double luck = temperature * std::log(moves_.uniform() + 1e-12);
+      if (!accept(state, limit, state.cost.seconds - luck)) moves_.undo(state);
     }
   }
 
-  /// Fewer swaps where each takes long.
-  int scaled(double swaps) const {
+  /// Fewer swaps where each takes long, in a step of more events than `most`.
+  int scaled(double swaps, double most = kFullEffort) const {
     return static_cast<int>(swaps *
-                            std::min(1.0, kFullEffort / static_cast<double>(trace_.events.size())));
-  }
-
-  double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
-  /// A whole number below `count`.
-  std::int64_t uniform(std::int64_t count) {
-    return static_cast<std::int64_t>(uniform() * static_cast<double>(count));
-  }
-
-  std::vector<std::int32_t> draw_neighbours() {
-    const auto count = static_cast<std::int64_t>(candidates_.size());
-    const std::int64_t first = uniform(count);
-    std::vector<std::int32_t> drawn{candidates_[static_cast<std::size_t>(first)]};
-    for (std::int64_t more = uniform(3); more > 0; --more) {
-      const std::int64_t other =
-          uniform() < 0.75 ? first + uniform(2 * kReach + 1) - kReach : uniform(count);
-      if (other < 0 || other >= count) continue;
-      const std::int32_t id = candidates_[static_cast<std::size_t>(other)];
-      if (std::ranges::find(drawn, id) == drawn.end()) drawn.push_back(id);
-    }
-    return drawn;
+                            std::min(1.0, most / static_cast<double>(trace_.events.size())));
   }
 
   const StepTrace& trace_;
   StepSimulation simulation_;
   RecomputeTime time_;
-  std::vector<std::int32_t> candidates_;
+  KeepMoves moves_;
   StepPoints points_;
   double plain_peak_ = 0;
+  Bytes least_kept_;  // of the ways without transient values
   std::vector<Bytes> course_;
-  std::mt19937 random_{1};
 };
 
 }  // namespace remat

@@ -30,6 +30,8 @@ struct MemoryPlan {
   struct Result {
     Bytes bytes;
     bool is_kept = false;
+    bool is_transient =
+        false;  ///< recomputed for another value it goes again, see `StepSimulation`
 
     friend bool operator==(const Result&, const Result&) = default;
   };
@@ -61,7 +63,9 @@ inline MemoryPlan make_memory_plan(const StepTrace& trace, const StepPoint& poin
     planned.name = operation.name;
     for (const std::int32_t id : operation.makes) {
       const auto index = static_cast<std::size_t>(id);
-      planned.results.push_back({Bytes{trace.values[index].bytes}, point.kept[index]});
+      const bool is_kept = point.kept[index];
+      const bool is_transient = !is_kept && !point.transient.empty() && point.transient[index];
+      planned.results.push_back({Bytes{trace.values[index].bytes}, is_kept, is_transient});
     }
   }
   plan.budget = budget;
@@ -107,11 +111,13 @@ inline std::string to_string(const MemoryPlan& plan) {
     Bytes bytes, kept_bytes;
   };
   std::map<std::string, Row> rows;
+  std::size_t transient = 0;
   for (const MemoryPlan::Operation& operation : plan.operations)
     for (const MemoryPlan::Result& result : operation.results) {
       Row& row = rows[operation.name];
       ++row.results, row.bytes += result.bytes;
       if (result.is_kept) ++row.kept, row.kept_bytes += result.bytes;
+      transient += result.is_transient;
     }
   char line[200];
   std::snprintf(line, sizeof line, "%-40s %8s %8s %12s %12s\n", "operation", "results", "kept",
@@ -131,7 +137,11 @@ inline std::string to_string(const MemoryPlan& plan) {
                 to_string(plan.peak).c_str(), to_string(plan.budget).c_str(),
                 to_string(plan.plain_peak).c_str(), static_cast<long long>(plan.recomputed_count),
                 part);
-  return text + line;
+  text += line;
+  if (transient > 0)
+    text += "; " + std::to_string(transient) + (transient == 1 ? " result is" : " results are") +
+            " recomputed more than once";
+  return text;
 }
 
 inline std::ostream& operator<<(std::ostream& stream, const MemoryPlan& plan) {

@@ -48,8 +48,10 @@ inline std::string plan_head(const MemoryPlan& plan) {
 
 inline std::string operation_json(const MemoryPlan::Operation& operation) {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
-  for (const MemoryPlan::Result& result : operation.results)
+  for (const MemoryPlan::Result& result : operation.results) {
     results.push_back({{"bytes", result.bytes.count}, {"is_kept", result.is_kept}});
+    if (result.is_transient) results.back()["is_transient"] = true;
+  }
   return nlohmann::ordered_json{{"name", operation.name}, {"results", std::move(results)}}.dump();
 }
 

@@ -137,6 +137,10 @@ class PlanReader {
     return number.get<std::int64_t>();
   }
 
+  bool flag(const Json& object, const std::string& place, const char* key) const {
+    return member(object, place, key, &Json::is_boolean, "true or false").get<bool>();
+  }
+
   double seconds(const Json& object, const char* key) const {
     const auto number = member(object, "", key, &Json::is_number, "a number").get<double>();
     if (!std::isfinite(number) || number < 0)
@@ -157,15 +161,15 @@ class PlanReader {
            member(operation, place + ".", "results", &Json::is_array, "a list")) {
         const std::string at = place + ".results[" + std::to_string(read.results.size()) + "]";
         if (!result.is_object()) damaged("its \"" + at + "\" is no object");
-        check_keys(result, at + ".", {"bytes", "is_kept"});
+        check_keys(result, at + ".", {"bytes", "is_kept", "is_transient"});
         const std::int64_t bytes = count(result, at + ".", "bytes");
         if (bytes > std::numeric_limits<std::int64_t>::max() - sum)
           damaged("its \"" + at + ".bytes\" is " + std::to_string(bytes) +
                   ", and with those before it no count of bytes");
         sum += bytes;
-        read.results.push_back(
-            {Bytes{bytes},
-             member(result, at + ".", "is_kept", &Json::is_boolean, "true or false").get<bool>()});
+        const bool has_transient = result.contains("is_transient");  // else it is not
+        read.results.push_back({Bytes{bytes}, flag(result, at + ".", "is_kept"),
+                                has_transient && flag(result, at + ".", "is_transient")});
       }
     }
   }

@@ -16,6 +16,7 @@ namespace remat {
 struct StepPoint {
   KeptValues kept;
   StepCost cost;
+  TransientValues transient{};
 };
 
 /// The ways of which none is better than another in memory and in time, the least memory first.
@@ -26,13 +27,14 @@ class StepPoints {
  public:
   /// Adds a way unless one that is there needs neither more memory nor more time; takes out those
   /// that are now worse.
-  void add(const KeptValues& kept, const StepCost& cost) {
-    const auto above = points_.upper_bound(cost.peak.count);
-    if (above != points_.begin() && std::prev(above)->second.cost.seconds <= cost.seconds) return;
-    auto worse = points_.lower_bound(cost.peak.count);
-    while (worse != points_.end() && worse->second.cost.seconds >= cost.seconds)
+  void add(const StepPoint& point) {
+    const auto [peak, seconds, count] = point.cost;
+    const auto above = points_.upper_bound(peak.count);
+    if (above != points_.begin() && std::prev(above)->second.cost.seconds <= seconds) return;
+    auto worse = points_.lower_bound(peak.count);
+    while (worse != points_.end() && worse->second.cost.seconds >= seconds)
       worse = points_.erase(worse);
-    points_.emplace(cost.peak.count, StepPoint{kept, cost});
+    points_.emplace(peak.count, point);
   }
 
   bool is_empty() const { return points_.empty(); }

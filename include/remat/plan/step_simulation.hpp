@@ -15,6 +15,13 @@ namespace remat {
 /// Says for each value of a trace whether it stays.
 using KeptValues = std::vector<bool>;
 
+/// Says for each value of a trace whether it is transient; empty: none is.
+///
+/// What is not kept is recomputed, and then stays until its last use. A transient value goes at
+/// once, unless it is the one that was asked for, and is recomputed once more when it is needed
+/// again: the plan by values of what nested regions do.
+using TransientValues = std::vector<bool>;
+
 /// What a step costs with some values kept.
 struct StepCost {
   Bytes peak;                         ///< the most bytes alive at once, above those before the step
@@ -39,17 +46,25 @@ class StepSimulation {
       block_[id] = is_new ? static_cast<std::int32_t>(id) : block_[at(value.takes_over)];
     }
     readers_.resize(trace.values.size());
+    resting_readers_.resize(trace.values.size());
     state_.resize(trace.values.size());
     made_in_.resize(trace.values.size());
     seen_in_.resize(trace.operations.size());
   }
 
-  /// Returns what the step costs if the given values stay.
+  /// Returns what the step costs if the given values stay and none is transient.
   ///
   /// @param timeline  gets for each event of the trace the most bytes alive from the event before
   /// on; may be null
   StepCost run(const KeptValues& kept, std::vector<Bytes>* timeline = nullptr) {
+    return run(kept, {}, timeline);
+  }
+
+  /// Returns what the step costs if the given values stay, and the given others are transient.
+  StepCost run(const KeptValues& kept, const TransientValues& transient,
+               std::vector<Bytes>* timeline = nullptr) {
     std::fill(state_.begin(), state_.end(), State());
+    for (std::size_t id = 0; id < transient.size(); ++id) state_[id].is_transient = transient[id];
     is_live_.assign(trace_.operations.size(), false);
     live_ = peak_ = 0;
     is_ended_ = false;
@@ -76,6 +91,7 @@ class StepSimulation {
     bool is_used = false;  // a block: somebody besides the tape holds it
     bool is_made = false;  // in the running slice: its memory is there
     bool stays = false;    // it will be there when the slice has run
+    bool is_transient = false;
   };
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
@@ -242,20 +258,35 @@ class StepSimulation {
     for (const std::int32_t id : order_)
       for (const std::int32_t read : operation(id).reads)
         if (!is_there(read)) touch(read), ++readers_[at(read)];
-    for (const std::int32_t id : order_)
-      for (const std::int32_t made : operation(id).makes) {
-        if (state(made).need == 0 || is_there(made)) continue;
-        touch(made);
-        state(made).stays = state(made).need > readers_[at(made)];
-      }
     touch(target);
     state(target).stays = true;
+    for (auto id = order_.rbegin(); id != order_.rend(); ++id) {
+      if (!plan_stay(*id, target)) continue;
+      for (const std::int32_t read : operation(*id).reads)
+        if (!is_there(read)) ++resting_readers_[at(read)];
+    }
+  }
+
+  /// Decides which results stay behind the slice, once that is known of whatever reads them; true
+  /// if the operation need not run again after it.
+  bool plan_stay(std::int32_t id, std::int32_t target) {
+    bool rests = true;
+    for (const std::int32_t made : operation(id).makes) {
+      if (made == target || state(made).need == 0 || is_there(made)) continue;
+      touch(made);
+      if (state(made).need <= resting_readers_[at(made)]) continue;
+      if (state(made).is_transient)
+        rests = false;
+      else
+        state(made).stays = true;
+    }
+    return rests;
   }
 
   void touch(std::int32_t id) {
     if (made_in_[at(id)] == slice_) return;
     made_in_[at(id)] = slice_;
-    readers_[at(id)] = 0;
+    readers_[at(id)] = resting_readers_[at(id)] = 0;
     state(id).stays = state(id).is_made = false;
     touched_.push_back(id);
   }
@@ -301,7 +332,8 @@ class StepSimulation {
   std::vector<std::int32_t> block_;  // the value that first had the memory
   std::vector<State> state_;
   std::vector<bool> is_live_;
-  std::vector<std::int32_t> readers_;
+  std::vector<std::int32_t> readers_;          // operations of the slice that still have to read it
+  std::vector<std::int32_t> resting_readers_;  // operations of it that will not run again
   std::vector<std::int64_t> made_in_, seen_in_;  // the last slice that a value, an operation was in
   std::vector<std::int32_t> todo_, order_, touched_;
   std::int64_t slice_ = 0, live_ = 0, peak_ = 0, other_ = 0;

@@ -92,6 +92,27 @@ TEST_CASE("a plan comes back from JSON and from a file as it was") {
   CHECK(folder.size() == 1);
 }
 
+TEST_CASE("a transient value stays one, and files from before there were any are read") {
+  MemoryPlan plan = small_plan();
+  const std::string before = remat::to_json(plan);
+  CHECK(before.find("transient") == std::string::npos);
+  plan.operations[1].results[0].is_transient = true;
+  CHECK(remat::parse_plan(remat::to_json(plan)) == plan);
+  CHECK(remat::fingerprint(plan) == remat::fingerprint(small_plan()));
+  CHECK(remat::detail::checksum(plan) != remat::detail::checksum(small_plan()));
+  // As remat wrote it before: the checksum of a plan without transient values is the same.
+  CHECK(before.find("\"checksum\": \"767cc004ed77bcfc\"") != std::string::npos);
+  CHECK(error_of(with("\"is_kept\":false", "\"is_kept\":false,\"is_transient\":1"))
+            .find("is_transient\" is 1, true or false was expected") != std::string::npos);
+}
+
+TEST_CASE("a plan says how many results are recomputed more than once") {
+  MemoryPlan plan = small_plan();
+  CHECK(remat::to_string(plan).find("more than once") == std::string::npos);
+  plan.operations[1].results[0].is_transient = true;
+  CHECK(remat::to_string(plan).ends_with("; 1 result is recomputed more than once"));
+}
+
 TEST_CASE("times come back to the bit") {
   MemoryPlan plan = small_plan();
   for (const double seconds : {0.0, -0.0, 5e-324, 2.2250738585072014e-308, 1e-5, 0.1, 1.0 / 3, 1.0,
