@@ -131,7 +131,7 @@ class Trainer {
                 counted(steps_, "step").c_str());
     const std::int64_t left_out = training_size() - batches_ * training.batch_size;
     if (left_out > 0)
-      std::printf(", each without %s: too few for a batch more", counted(left_out, "case").c_str());
+      std::printf(", %s left out of each: too few for a batch", counted(left_out, "case").c_str());
     std::printf("\n");
     if (progress_.validation_cases == 0)
       std::printf("no case is for validation: there will be no best.safetensors\n");
