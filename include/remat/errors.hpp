@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "remat/config.hpp"
+#include "remat/units.hpp"
 
 namespace remat {
 
@@ -105,6 +106,18 @@ class REMAT_VISIBLE CodedError : public Standard, public Error {
 class REMAT_VISIBLE ArgumentError : public detail::CodedError<std::invalid_argument> {
  public:
   using CodedError::CodedError;
+};
+
+/// Reports a memory budget below what any plan needs.
+class REMAT_VISIBLE BudgetError : public ArgumentError {
+ public:
+  BudgetError(const ErrorMessage& message, Bytes least) : ArgumentError(message), least_(least) {}
+
+  /// Returns the least budget for which a plan was found.
+  Bytes least() const noexcept { return least_; }
+
+ private:
+  Bytes least_;
 };
 
 /// Reports, in backward, that something which the recompute needs is no longer what it was.

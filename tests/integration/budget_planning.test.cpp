@@ -204,6 +204,11 @@ TEST_CASE("parameters that are unfrozen get a plan of their own, within the budg
   CHECK(chain->plan_outcome().is_followed);
   CHECK(chain->memory_plan() != frozen);
   CHECK(chain->memory_plan()->recomputed_count > frozen->recomputed_count);
+
+  chain->enable_gradient_checkpointing(*frozen);  // which does not fit
+  peak_of_step(chain, x);
+  CHECK(remat::to_string(chain->plan_outcome()).find("more parameters or inputs require grad") !=
+        std::string::npos);
 }
 
 TEST_CASE("steps of two kinds that alternate are planned once each") {

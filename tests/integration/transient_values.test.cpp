@@ -180,6 +180,7 @@ TEST_CASE("where a forward leaves its plan nothing is transient") {
   };
   const torch::Tensor x = torch::randn({64, 32}, torch::requires_grad());
   remat::MemoryPlan plan;
+  plan.saved_count = 1000;
   for (int i = 0; i < depth; ++i) {
     plan.operations.push_back({"aten::addmm", {{Bytes{64 * 32 * 4}, false, true}}});
     plan.operations.push_back({"aten::tanh", {{Bytes{64 * 32 * 4}, false, true}}});

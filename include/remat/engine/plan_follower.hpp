@@ -62,7 +62,8 @@ class PlanFollower {
     const std::lock_guard<std::recursive_mutex> lock(tape.mutex);
     has_begun_ = has_ended_ = true;
     if (!outcome_.is_followed) return;
-    const std::size_t first = tape.regions[static_cast<std::size_t>(tape.region)].first_operation;
+    const Region& region = tape.regions[static_cast<std::size_t>(tape.region)];
+    const std::size_t first = region.first_operation;
     const std::size_t ran = tape.operations.size() - first, planned = plan_->operations.size();
     for (std::size_t i = 0; i < ran && i < planned; ++i)
       if (const std::string_view name = tape.operations[first + i].traits->name;
@@ -70,9 +71,16 @@ class PlanFollower {
         leave(i, name, "where " + plan_->operations[i].name + " was planned");
         return;
       }
-    if (ran == planned) return mark_transient(tape, first);
-    outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
-                           std::to_string(ran) + " ran"};
+    const std::size_t saved = tape.saved_count - region.first_saved;
+    if (ran != planned)
+      outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
+                             std::to_string(ran) + " ran"};
+    else if (saved > static_cast<std::size_t>(plan_->saved_count))
+      outcome_ = {false, "autograd saved " + std::to_string(saved) + " tensors where " +
+                             std::to_string(plan_->saved_count) +
+                             " were planned: more parameters or inputs require grad"};
+    else
+      mark_transient(tape, first);
   }
 
  private:

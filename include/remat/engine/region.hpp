@@ -56,6 +56,7 @@ class RegionScope {
     region.parent = parent_;
     region.depth = tape_->depth(parent_) + 1;
     region.first_operation = tape_->operations.size();
+    region.first_saved = tape_->saved_count;
     region.keep = options.keep;
     region.unit_costs = options.unit_costs;
     tape_->region = static_cast<RegionId>(tape_->regions.size() - 1);

@@ -44,6 +44,7 @@ class SavedTensor final : public SavedTensorHooks {
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
     const ValueId id = tape_->current(tensor, version_.number);
     region_ = tape_->region;
+    ++tape_->saved_count;
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();
       tape_->recent_memory.push_back(memory_.unsafeGetStorageImpl());

@@ -127,6 +127,7 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
     look_for_unused(tape);
     const std::lock_guard lock(mutex_);
     emit(StepTrace::Kind::ended, none);
+    trace_.saved_count = static_cast<std::int64_t>(tape.saved_count);
     trace_.operations.resize(tape.operations.size());
     for (std::size_t i = 0; i < tape.values.size(); ++i) {
       StepTrace::Value& noted = value(static_cast<ValueId>(i));

@@ -30,6 +30,7 @@ struct Region {
   RegionId parent = none;
   int depth = 0;
   std::size_t first_operation = 0;
+  std::size_t first_saved = 0;
   KeepPredicate keep;
   ska::flat_hash_map<const OperatorTraits*, std::size_t>
       ordinals;  // operations of each kind so far, for `keep`
@@ -71,13 +72,14 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
       revocable;  // of the results that are held although their user may edit them
   std::vector<SavedTensor*>
       recent;  // saved since the last operation: that operation may be the one that saves them
+  std::size_t saved_count = 0;                         // of all tensors that autograd saved so far
   std::vector<const c10::StorageImpl*> recent_memory;  // of the external tensors among those
   std::weak_ptr<void> lent_until;  // alive while a backward pass that keeps its graph will take
                                    // back what it was lent
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
-  std::shared_ptr<TapeObserver> observer;  // null: nobody looks
+  std::shared_ptr<TapeObserver> observer;               // null: nobody looks
   std::function<void(const at::Tensor&)> before_write;  // empty: nobody minds
   bool measures_time = false;
   bool is_indivisible = false;  // regions inside are part of the outermost one

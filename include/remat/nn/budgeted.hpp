@@ -39,7 +39,7 @@ class Budgeted {
 
   /// Calls the function as a region.
   ///
-  /// @throws ArgumentError  if no plan fits the budget, with the least one that has a plan
+  /// @throws BudgetError  if no plan fits the budget
   template <class... More>
     requires std::is_invocable_r_v<torch::Tensor, Function&, const torch::Tensor&, More&...>
   torch::Tensor operator()(const torch::Tensor& x, More&&... more) {

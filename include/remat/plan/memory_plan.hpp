@@ -50,6 +50,7 @@ struct MemoryPlan {
   double recomputed_seconds = 0;      ///< of operations that backward runs again
   double forward_seconds = 0;         ///< of all of forward's, to compare with
   std::int64_t recomputed_count = 0;  ///< operations that backward runs again
+  std::int64_t saved_count = 0;       ///< tensors that autograd saves
 
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
@@ -74,33 +75,43 @@ inline MemoryPlan make_memory_plan(const StepTrace& trace, const StepPoint& poin
   plan.recomputed_seconds = point.cost.seconds;
   plan.forward_seconds = trace.seconds();
   plan.recomputed_count = point.cost.recomputed_count;
+  plan.saved_count = trace.saved_count;
   return plan;
 }
+
+namespace detail {
+
+[[noreturn]] inline void throw_infeasible(std::string_view where, Bytes most, Bytes least,
+                                          Bytes plain) {
+  char part[32];
+  std::snprintf(part, sizeof part, "%.3f",  // rounded up, so that it is feasible
+                static_cast<double>(least.count) / static_cast<double>(plain.count) + 5e-4);
+  const auto exact = [](Bytes bytes) {
+    return to_string(bytes) + " (" + std::to_string(bytes.count) + " bytes)";
+  };
+  throw BudgetError(ErrorMessage("remat.budget.infeasible")
+                        .where(where)
+                        .what("no plan needs " + exact(most) + " or less")
+                        .cause("the least that was found is " + exact(least) + ", " + part +
+                               " of the plain step's " + to_string(plain))
+                        .cure("Raise the budget to that, or make the batch smaller"),
+                    least);
+}
+
+}  // namespace detail
 
 /// Returns the fastest plan within the budget.
 ///
 /// @param points   all ways to run the traced step, see `KeepSearch`
 /// @param reserve  of the budget, for what the trace does not see
-/// @throws ArgumentError  if no plan fits, with the least budget that has one
+/// @throws BudgetError  if no plan fits
 inline MemoryPlan plan_within(const StepTrace& trace, const StepPoints& points,
                               const MemoryBudget& budget, Bytes reserve, std::string_view where) {
   const Bytes plain_peak = points.most().cost.peak;
   const Bytes most = budget.resolve(plain_peak + reserve);
   const StepPoint* point = points.fastest_within(most - reserve);
-  require(point != nullptr, [&] {
-    const Bytes least = points.least().cost.peak + reserve;
-    char part[32];
-    std::snprintf(part, sizeof part, "%.3f",
-                  static_cast<double>(least.count) / static_cast<double>(plain_peak.count) + 5e-4);
-    return ErrorMessage("remat.budget.infeasible")
-        .where(where)
-        .what("no plan needs " + to_string(most) + " (" + std::to_string(most.count) +
-              " bytes) or less")
-        .cause("the least that was found is " + to_string(least) + " (" +
-               std::to_string(least.count) + " bytes, " + part + " of the plain step's " +
-               to_string(plain_peak) + ")")
-        .cure("Raise the budget to that, or make the batch smaller");
-  });
+  if (point == nullptr)
+    detail::throw_infeasible(where, most, points.least().cost.peak + reserve, plain_peak + reserve);
   return make_memory_plan(trace, *point, plain_peak, most);
 }
 

@@ -41,7 +41,8 @@ inline std::string plan_head(const MemoryPlan& plan) {
                                     {"plain_peak_bytes", plan.plain_peak.count},
                                     {"recomputed_seconds", plan.recomputed_seconds},
                                     {"forward_seconds", plan.forward_seconds},
-                                    {"recomputed_count", plan.recomputed_count}};
+                                    {"recomputed_count", plan.recomputed_count},
+                                    {"saved_count", plan.saved_count}};
   const std::string text = head.dump(2);
   return text.substr(0, text.rfind('\n'));
 }

@@ -38,7 +38,7 @@ class PlanReader {
     check_keys(json, "",
                {"format", "version", "fingerprint", "checksum", "budget_bytes", "peak_bytes",
                 "plain_peak_bytes", "recomputed_seconds", "forward_seconds", "recomputed_count",
-                "operations"});
+                "saved_count", "operations"});
     MemoryPlan plan;
     plan.budget = Bytes{count(json, "", "budget_bytes")};
     plan.peak = Bytes{count(json, "", "peak_bytes")};
@@ -46,6 +46,7 @@ class PlanReader {
     plan.recomputed_seconds = seconds(json, "recomputed_seconds");
     plan.forward_seconds = seconds(json, "forward_seconds");
     plan.recomputed_count = count(json, "", "recomputed_count");
+    plan.saved_count = count(json, "", "saved_count");
     read_operations(member(json, "", "operations", &Json::is_array, "a list"), plan);
     check_print(json, "fingerprint", fingerprint(plan), "operations");
     check_print(json, "checksum", checksum(plan), "contents");

@@ -71,6 +71,7 @@ inline std::string checksum(const MemoryPlan& plan) {
   for (const Bytes bytes : {plan.budget, plan.peak, plan.plain_peak}) print.add(bytes.count);
   for (const double seconds : {plan.recomputed_seconds, plan.forward_seconds}) print.add(seconds);
   print.add(plan.recomputed_count);
+  print.add(plan.saved_count);
   return print.text();
 }
 

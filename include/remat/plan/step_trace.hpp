@@ -61,6 +61,7 @@ struct StepTrace {
   std::vector<Value> values;
   std::vector<Operation> operations;
   std::vector<Event> events;
+  std::int64_t saved_count = 0;  ///< tensors that autograd saved in the region
 
   /// The values in which the layers of a chain ended, in the order of forward; those of chains
   /// inside layers, too. Empty: no layers are known. A layer that ended outside of the region's

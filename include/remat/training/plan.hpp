@@ -74,8 +74,8 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
 /// @param model    in training mode; a module with forward(tensor)
 /// @param example  an input of the size of a training batch
 /// @param loss     makes a scalar of what forward returned
-/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
-/// in eval mode or the loss is no scalar that requires grad
+/// @throws BudgetError  if the budget is infeasible
+/// @throws ArgumentError  if the model is in eval mode or the loss is no scalar that requires grad
 template <class Module, class Loss>
   requires std::derived_from<Module, torch::nn::Module>
 MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
