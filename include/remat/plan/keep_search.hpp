@@ -47,10 +47,10 @@ class KeepSearch {
     for (const NamedKeeps& schedule : segment_keeps(trace_)) evaluate(schedule.kept);
     std::vector<Level> levels = choose_levels();
     descend(levels, plain_peak);
-    lower({keep_cuts(), {}}, Turn::kept);  // the same, however long the operations took
-    lower(points_.least(), Turn::kept);
+    lower({keep_cuts(), {}}, kLowerKept);  // the same, however long the operations took
+    lower(points_.least(), kLowerKept);
     least_kept_ = points_.least().cost.peak;
-    lower(nothing_kept(), Turn::kept_and_transient);
+    lower(nothing_kept(), kLowerTransient);
     for (const Level& level : levels) polish(level);
     return std::move(points_);
   }
@@ -62,6 +62,13 @@ class KeepSearch {
     bool is_round = false;  // a budget that somebody is likely to ask for
     bool is_hard = true;    // the chain's program has no proposal
   };
+  /// How to look for the least memory.
+  struct Lowering {
+    Turn turn;
+    double swaps, most_events;  // fewer swaps in a step of more events
+    double temperature;
+    int squarings;  // peaks count with power 2^squarings
+  };
 
   static constexpr std::size_t kFewCandidates = 9;  // 3^9 simulations: less than the search
   static constexpr double kStep = 0.95, kLowestLevel = 0.02;
@@ -69,13 +76,14 @@ class KeepSearch {
                                           0.5, 0.45,    0.4,  1.0 / 3, 0.3,     1.0 / 4,
                                           0.2, 1.0 / 6, 0.15, 0.125,   0.1};
   static constexpr double kBelowRound = 0.9995;  // room for a small reserve
-  static constexpr int kPriceSteps = 10, kMostFailures = 15, kSquarings = 5;
+  static constexpr int kPriceSteps = 10, kMostFailures = 15;
+  static constexpr double kFullEffort = 2000;  // events
+  static constexpr Lowering kLowerKept{Turn::kept, 2000, kFullEffort, 0.02, 6};
+  static constexpr Lowering kLowerTransient{Turn::kept_and_transient, 3000, 3 * kFullEffort, 0.005,
+                                            5};
   static constexpr double kRoundSwaps = 200, kHardSwaps = 2000;
-  static constexpr double kLowSwaps = 200;  // at levels below what kept values alone reach
-  static constexpr double kLowerSwaps = 2000, kTransientSwaps = 3000;
-  static constexpr double kFullEffort = 2000;    // events
+  static constexpr double kLowSwaps = 200;       // at levels below what kept values alone reach
   static constexpr double kTemperature = 0.006;  // of forward's time
-  static constexpr double kLowerTemperature = 0.005;
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -98,8 +106,8 @@ class KeepSearch {
   void try_all() {
     const std::vector<std::int32_t>& candidates = moves_.candidates();
     const std::size_t count = candidates.size();
-    StepPoint point = nothing_kept();
-    point.transient.resize(point.kept.size());
+    StepPoint point{
+        KeptValues(trace_.values.size(), false), {}, TransientValues(trace_.values.size(), false)};
     for (const int fate_count : {2, 3}) {  // transient values only where they are better
       std::vector<int> fates(count, 0);
       std::size_t i = 0;
@@ -144,14 +152,13 @@ class KeepSearch {
   // --- the least memory ---
 
   /// Lowers the course of memory wherever it is high, not only where it is highest.
-  void lower(StepPoint state, Turn turn) {
-    double height = height_of(state);
-    const int count =
-        turn == Turn::kept ? scaled(kLowerSwaps) : scaled(kTransientSwaps, 3 * kFullEffort);
+  void lower(StepPoint state, const Lowering& how) {
+    double height = height_of(state, how.squarings);
+    const int count = scaled(how.swaps, how.most_events);
     for (int i = 0; i < count; ++i) {
-      const double temperature = kLowerTemperature * (1 - static_cast<double>(i) / count);
-      moves_.move(state, turn);
-      const double now = height_of(state);
+      const double temperature = how.temperature * (1 - static_cast<double>(i) / count);
+      moves_.move(state, how.turn);
+      const double now = height_of(state, how.squarings);
       if (now > height - temperature * std::log(moves_.uniform() + 1e-12))
         moves_.undo(state);
       else
@@ -159,14 +166,15 @@ class KeepSearch {
     }
   }
 
-  /// Simulates; the logarithm of a mean of the course with power 32, which is close to its peak's.
-  double height_of(StepPoint& state) {
+  /// Simulates; the logarithm of a mean of the course with a high power, which is close to its
+  /// peak's.
+  double height_of(StepPoint& state, int squarings) {
     double sum = 0;
     state.cost = simulation_.run(state.kept, state.transient, &course_);
     points_.add(state);
     for (const Bytes& bytes : course_) {
       double power = static_cast<double>(bytes.count) / plain_peak_;
-      for (int i = 0; i < kSquarings; ++i) power *= power;
+      for (int i = 0; i < squarings; ++i) power *= power;
       sum += power;
     }
     return std::log(sum);
@@ -232,10 +240,10 @@ class KeepSearch {
     }
   }
 
-  /// Fewer swaps where each takes long, in a step of more events than `most`.
-  int scaled(double swaps, double most = kFullEffort) const {
+  /// Fewer swaps where each takes long, in a step of many events.
+  int scaled(double swaps, double most_events = kFullEffort) const {
     return static_cast<int>(swaps *
-                            std::min(1.0, most / static_cast<double>(trace_.events.size())));
+                            std::min(1.0, most_events / static_cast<double>(trace_.events.size())));
   }
 
   const StepTrace& trace_;
