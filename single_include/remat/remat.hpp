@@ -4,6 +4,7 @@
 // remat 0.1.0 in one file, made by scripts/amalgamate.py: do not edit.
 //
 //   remat/config.hpp
+//   remat/units.hpp
 //   remat/errors.hpp
 //   remat/libtorch/tensor.hpp
 //   remat/libtorch/version.hpp
@@ -26,7 +27,6 @@
 //   remat/detail/stable_list.hpp
 //   remat/engine/write_watch.hpp
 //   remat/libtorch/threads.hpp
-//   remat/units.hpp
 //   remat/plan/cost.hpp
 //   remat/policies/keep.hpp
 //   remat/engine/tape.hpp
@@ -212,6 +212,134 @@
 #endif
 #endif
 
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <compare>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <ostream>
+#include <system_error>
+
+namespace remat {
+
+/// Counts bytes; a difference may be negative.
+struct Bytes {
+  std::int64_t count = 0;
+
+  friend constexpr auto operator<=>(const Bytes&, const Bytes&) = default;
+
+  constexpr Bytes& operator+=(Bytes other) { return count += other.count, *this; }
+  constexpr Bytes& operator-=(Bytes other) { return count -= other.count, *this; }
+  friend constexpr Bytes operator+(Bytes left, Bytes right) { return left += right; }
+  friend constexpr Bytes operator-(Bytes left, Bytes right) { return left -= right; }
+  friend constexpr Bytes operator-(Bytes bytes) { return {-bytes.count}; }
+  friend constexpr Bytes operator*(Bytes bytes, std::int64_t factor) {
+    return {bytes.count * factor};
+  }
+  friend constexpr Bytes operator*(std::int64_t factor, Bytes bytes) { return bytes * factor; }
+
+  /// Returns the number of mebibytes, for a table or a ratio.
+  constexpr double mebibytes() const { return static_cast<double>(count) / (1 << 20); }
+};
+
+namespace detail {
+
+/// Each 1024 of the one before.
+inline constexpr std::array<const char*, 5> kByteUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+
+/// Reads a whole text as a number without a sign or an exponent; 010 is none.
+template <class Number>
+std::optional<Number> parse_digits(std::string_view text) {
+  const auto is_digit = [](char letter) { return letter >= '0' && letter <= '9'; };
+  if (text.empty() || text.find_first_not_of("0123456789.") != std::string_view::npos) return {};
+  if (text.size() > 1 && text[0] == '0' && is_digit(text[1])) return {};
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return number;
+}
+
+}  // namespace detail
+
+/// Writes bytes with the largest unit that leaves at least 1: "512 B", "12.3 MiB".
+inline std::string to_string(Bytes bytes) {
+  auto value = static_cast<double>(bytes.count);
+  std::size_t unit = 0;
+  while ((value >= 1024 || value <= -1024) && unit + 1 < detail::kByteUnits.size())
+    value /= 1024, ++unit;
+  std::array<char, 40> text{};
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.1f %s", value,
+                detail::kByteUnits[unit]);
+  return text.data();
+}
+
+/// Reads bytes as people and `to_string` write them: "2147483648", "512 B", "1.5GiB", "12.3 MiB".
+///
+/// A part of a byte is left out. KB, MB and GB mean two things, and are none of these.
+///
+/// @return  nothing for any other text, a negative number and more than an int64 holds among them
+inline std::optional<Bytes> parse_bytes(std::string_view text) {
+  const std::size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string_view number = text.substr(0, end);
+  std::string_view name = text.substr(end);
+  if (name.size() > 1 && name[0] == ' ') name.remove_prefix(1);
+  if (name.empty()) name = detail::kByteUnits.front();
+  const auto unit = std::find(detail::kByteUnits.begin(), detail::kByteUnits.end(), name);
+  if (unit == detail::kByteUnits.end()) return {};
+  const std::int64_t factor = std::int64_t{1} << (10 * (unit - detail::kByteUnits.begin()));
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (number.find('.') == std::string_view::npos || factor == 1) {
+    const auto count = detail::parse_digits<std::int64_t>(number);
+    if (!count || *count > kMost / factor) return {};
+    return Bytes{*count * factor};
+  }
+  const auto count = detail::parse_digits<double>(number);
+  if (!count || *count >= static_cast<double>(kMost / factor)) return {};
+  return Bytes{static_cast<std::int64_t>(*count * static_cast<double>(factor))};
+}
+
+inline std::ostream& operator<<(std::ostream& stream, Bytes bytes) {
+  return stream << to_string(bytes);
+}
+
+/// Counts milliseconds.
+struct Milliseconds {
+  double count = 0;
+
+  friend constexpr auto operator<=>(const Milliseconds&, const Milliseconds&) = default;
+
+  constexpr Milliseconds& operator+=(Milliseconds other) { return count += other.count, *this; }
+  friend constexpr Milliseconds operator+(Milliseconds left, Milliseconds right) {
+    return left += right;
+  }
+};
+
+/// Writes milliseconds with one decimal: "12.3 ms".
+inline std::string to_string(Milliseconds time) {
+  std::array<char, 40> text{};
+  std::snprintf(text.data(), text.size(), "%.1f ms", time.count);
+  return text.data();
+}
+
+inline std::ostream& operator<<(std::ostream& stream, Milliseconds time) {
+  return stream << to_string(time);
+}
+
+namespace literals {
+
+constexpr Bytes operator""_B(unsigned long long count) {
+  return {static_cast<std::int64_t>(count)};
+}
+constexpr Bytes operator""_KiB(unsigned long long count) { return operator""_B(count << 10); }
+constexpr Bytes operator""_MiB(unsigned long long count) { return operator""_B(count << 20); }
+constexpr Bytes operator""_GiB(unsigned long long count) { return operator""_B(count << 30); }
+
+}  // namespace literals
+
+}  // namespace remat
+
 namespace remat {
 
 /// Builds the four parts of a message: where, what was given and expected, likely cause, cure.
@@ -310,6 +438,18 @@ class REMAT_VISIBLE ArgumentError : public detail::CodedError<std::invalid_argum
   using CodedError::CodedError;
 };
 
+/// Reports a memory budget below what any plan needs.
+class REMAT_VISIBLE BudgetError : public ArgumentError {
+ public:
+  BudgetError(const ErrorMessage& message, Bytes least) : ArgumentError(message), least_(least) {}
+
+  /// Returns the least budget for which a plan was found.
+  Bytes least() const noexcept { return least_; }
+
+ private:
+  Bytes least_;
+};
+
 /// Reports, in backward, that something which the recompute needs is no longer what it was.
 class REMAT_VISIBLE RecomputeError : public detail::CodedError<std::runtime_error> {
  public:
@@ -376,7 +516,6 @@ void require(bool condition, MakeMessage&& message) {
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/SizesAndStrides.h>
 
-#include <cstdint>
 #include <sstream>
 
 namespace remat::detail {
@@ -604,8 +743,6 @@ inline bool has_device(c10::DeviceType device) { return device != at::kCUDA || a
 
 #include <c10/core/ScalarType.h>
 
-#include <array>
-
 namespace remat::detail {
 
 /// Asks for one enumerator that only newer LibTorch versions have.
@@ -779,7 +916,6 @@ inline bool is_autocast_enabled(c10::DeviceType device) {
 #include <vector>
 
 #include <cmath>
-#include <limits>
 
 namespace remat::amp {
 
@@ -1337,7 +1473,6 @@ class GradScaler {
 
 }  // namespace remat::amp
 
-#include <cstdio>
 #include <memory>
 
 #include <ATen/TensorIndexing.h>
@@ -1376,7 +1511,6 @@ class GradScaler {
 
 #include <functional>
 
-#include <algorithm>
 #include <mutex>
 #include <variant>
 
@@ -2149,130 +2283,6 @@ class ThreadCountGuard {
 
 }  // namespace remat::detail
 
-#include <ostream>
-
-#include <charconv>
-#include <compare>
-#include <system_error>
-
-namespace remat {
-
-/// Counts bytes; a difference may be negative.
-struct Bytes {
-  std::int64_t count = 0;
-
-  friend constexpr auto operator<=>(const Bytes&, const Bytes&) = default;
-
-  constexpr Bytes& operator+=(Bytes other) { return count += other.count, *this; }
-  constexpr Bytes& operator-=(Bytes other) { return count -= other.count, *this; }
-  friend constexpr Bytes operator+(Bytes left, Bytes right) { return left += right; }
-  friend constexpr Bytes operator-(Bytes left, Bytes right) { return left -= right; }
-  friend constexpr Bytes operator-(Bytes bytes) { return {-bytes.count}; }
-  friend constexpr Bytes operator*(Bytes bytes, std::int64_t factor) {
-    return {bytes.count * factor};
-  }
-  friend constexpr Bytes operator*(std::int64_t factor, Bytes bytes) { return bytes * factor; }
-
-  /// Returns the number of mebibytes, for a table or a ratio.
-  constexpr double mebibytes() const { return static_cast<double>(count) / (1 << 20); }
-};
-
-namespace detail {
-
-/// Each 1024 of the one before.
-inline constexpr std::array<const char*, 5> kByteUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-
-/// Reads a whole text as a number without a sign or an exponent; 010 is none.
-template <class Number>
-std::optional<Number> parse_digits(std::string_view text) {
-  const auto is_digit = [](char letter) { return letter >= '0' && letter <= '9'; };
-  if (text.empty() || text.find_first_not_of("0123456789.") != std::string_view::npos) return {};
-  if (text.size() > 1 && text[0] == '0' && is_digit(text[1])) return {};
-  Number number{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return {};
-  return number;
-}
-
-}  // namespace detail
-
-/// Writes bytes with the largest unit that leaves at least 1: "512 B", "12.3 MiB".
-inline std::string to_string(Bytes bytes) {
-  auto value = static_cast<double>(bytes.count);
-  std::size_t unit = 0;
-  while ((value >= 1024 || value <= -1024) && unit + 1 < detail::kByteUnits.size())
-    value /= 1024, ++unit;
-  std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.1f %s", value,
-                detail::kByteUnits[unit]);
-  return text.data();
-}
-
-/// Reads bytes as people and `to_string` write them: "2147483648", "512 B", "1.5GiB", "12.3 MiB".
-///
-/// A part of a byte is left out. KB, MB and GB mean two things, and are none of these.
-///
-/// @return  nothing for any other text, a negative number and more than an int64 holds among them
-inline std::optional<Bytes> parse_bytes(std::string_view text) {
-  const std::size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
-  const std::string_view number = text.substr(0, end);
-  std::string_view name = text.substr(end);
-  if (name.size() > 1 && name[0] == ' ') name.remove_prefix(1);
-  if (name.empty()) name = detail::kByteUnits.front();
-  const auto unit = std::find(detail::kByteUnits.begin(), detail::kByteUnits.end(), name);
-  if (unit == detail::kByteUnits.end()) return {};
-  const std::int64_t factor = std::int64_t{1} << (10 * (unit - detail::kByteUnits.begin()));
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-  if (number.find('.') == std::string_view::npos || factor == 1) {
-    const auto count = detail::parse_digits<std::int64_t>(number);
-    if (!count || *count > kMost / factor) return {};
-    return Bytes{*count * factor};
-  }
-  const auto count = detail::parse_digits<double>(number);
-  if (!count || *count >= static_cast<double>(kMost / factor)) return {};
-  return Bytes{static_cast<std::int64_t>(*count * static_cast<double>(factor))};
-}
-
-inline std::ostream& operator<<(std::ostream& stream, Bytes bytes) {
-  return stream << to_string(bytes);
-}
-
-/// Counts milliseconds.
-struct Milliseconds {
-  double count = 0;
-
-  friend constexpr auto operator<=>(const Milliseconds&, const Milliseconds&) = default;
-
-  constexpr Milliseconds& operator+=(Milliseconds other) { return count += other.count, *this; }
-  friend constexpr Milliseconds operator+(Milliseconds left, Milliseconds right) {
-    return left += right;
-  }
-};
-
-/// Writes milliseconds with one decimal: "12.3 ms".
-inline std::string to_string(Milliseconds time) {
-  std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), "%.1f ms", time.count);
-  return text.data();
-}
-
-inline std::ostream& operator<<(std::ostream& stream, Milliseconds time) {
-  return stream << to_string(time);
-}
-
-namespace literals {
-
-constexpr Bytes operator""_B(unsigned long long count) {
-  return {static_cast<std::int64_t>(count)};
-}
-constexpr Bytes operator""_KiB(unsigned long long count) { return operator""_B(count << 10); }
-constexpr Bytes operator""_MiB(unsigned long long count) { return operator""_B(count << 20); }
-constexpr Bytes operator""_GiB(unsigned long long count) { return operator""_B(count << 30); }
-
-}  // namespace literals
-
-}  // namespace remat
-
 namespace remat {
 
 /// What one unit of a chain costs in memory.
@@ -2412,6 +2422,7 @@ struct Region {
   RegionId parent = none;
   int depth = 0;
   std::size_t first_operation = 0;
+  std::size_t first_saved = 0;
   KeepPredicate keep;
   ska::flat_hash_map<const OperatorTraits*, std::size_t>
       ordinals;  // operations of each kind so far, for `keep`
@@ -2453,13 +2464,14 @@ class REMAT_VISIBLE Tape : public std::enable_shared_from_this<Tape> {
       revocable;  // of the results that are held although their user may edit them
   std::vector<SavedTensor*>
       recent;  // saved since the last operation: that operation may be the one that saves them
+  std::size_t saved_count = 0;                         // of all tensors that autograd saved so far
   std::vector<const c10::StorageImpl*> recent_memory;  // of the external tensors among those
   std::weak_ptr<void> lent_until;  // alive while a backward pass that keeps its graph will take
                                    // back what it was lent
   std::vector<ValueId> lent;
   at::Tensor last_random_state;
   int thread_count = at::get_num_threads();
-  std::shared_ptr<TapeObserver> observer;  // null: nobody looks
+  std::shared_ptr<TapeObserver> observer;               // null: nobody looks
   std::function<void(const at::Tensor&)> before_write;  // empty: nobody minds
   bool measures_time = false;
   bool is_indivisible = false;  // regions inside are part of the outermost one
@@ -3351,6 +3363,7 @@ class SavedTensor final : public SavedTensorHooks {
     std::lock_guard<std::recursive_mutex> lock(tape_->mutex);
     const ValueId id = tape_->current(tensor, version_.number);
     region_ = tape_->region;
+    ++tape_->saved_count;
     if (id == none || tape_->values[static_cast<std::size_t>(id)].producer == none) {
       memory_ = tensor.storage();
       tape_->recent_memory.push_back(memory_.unsafeGetStorageImpl());
@@ -3992,6 +4005,7 @@ class RegionScope {
     region.parent = parent_;
     region.depth = tape_->depth(parent_) + 1;
     region.first_operation = tape_->operations.size();
+    region.first_saved = tape_->saved_count;
     region.keep = options.keep;
     region.unit_costs = options.unit_costs;
     tape_->region = static_cast<RegionId>(tape_->regions.size() - 1);
@@ -4241,6 +4255,7 @@ struct StepTrace {
   std::vector<Value> values;
   std::vector<Operation> operations;
   std::vector<Event> events;
+  std::int64_t saved_count = 0;  ///< tensors that autograd saved in the region
 
   /// The values in which the layers of a chain ended, in the order of forward; those of chains
   /// inside layers, too. Empty: no layers are known. A layer that ended outside of the region's
@@ -4721,6 +4736,7 @@ struct MemoryPlan {
   double recomputed_seconds = 0;      ///< of operations that backward runs again
   double forward_seconds = 0;         ///< of all of forward's, to compare with
   std::int64_t recomputed_count = 0;  ///< operations that backward runs again
+  std::int64_t saved_count = 0;       ///< tensors that autograd saves
 
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
@@ -4745,33 +4761,43 @@ inline MemoryPlan make_memory_plan(const StepTrace& trace, const StepPoint& poin
   plan.recomputed_seconds = point.cost.seconds;
   plan.forward_seconds = trace.seconds();
   plan.recomputed_count = point.cost.recomputed_count;
+  plan.saved_count = trace.saved_count;
   return plan;
 }
+
+namespace detail {
+
+[[noreturn]] inline void throw_infeasible(std::string_view where, Bytes most, Bytes least,
+                                          Bytes plain) {
+  char part[32];
+  std::snprintf(part, sizeof part, "%.3f",  // rounded up, so that it is feasible
+                static_cast<double>(least.count) / static_cast<double>(plain.count) + 5e-4);
+  const auto exact = [](Bytes bytes) {
+    return to_string(bytes) + " (" + std::to_string(bytes.count) + " bytes)";
+  };
+  throw BudgetError(ErrorMessage("remat.budget.infeasible")
+                        .where(where)
+                        .what("no plan needs " + exact(most) + " or less")
+                        .cause("the least that was found is " + exact(least) + ", " + part +
+                               " of the plain step's " + to_string(plain))
+                        .cure("Raise the budget to that, or make the batch smaller"),
+                    least);
+}
+
+}  // namespace detail
 
 /// Returns the fastest plan within the budget.
 ///
 /// @param points   all ways to run the traced step, see `KeepSearch`
 /// @param reserve  of the budget, for what the trace does not see
-/// @throws ArgumentError  if no plan fits, with the least budget that has one
+/// @throws BudgetError  if no plan fits
 inline MemoryPlan plan_within(const StepTrace& trace, const StepPoints& points,
                               const MemoryBudget& budget, Bytes reserve, std::string_view where) {
   const Bytes plain_peak = points.most().cost.peak;
   const Bytes most = budget.resolve(plain_peak + reserve);
   const StepPoint* point = points.fastest_within(most - reserve);
-  require(point != nullptr, [&] {
-    const Bytes least = points.least().cost.peak + reserve;
-    char part[32];
-    std::snprintf(part, sizeof part, "%.3f",
-                  static_cast<double>(least.count) / static_cast<double>(plain_peak.count) + 5e-4);
-    return ErrorMessage("remat.budget.infeasible")
-        .where(where)
-        .what("no plan needs " + to_string(most) + " (" + std::to_string(most.count) +
-              " bytes) or less")
-        .cause("the least that was found is " + to_string(least) + " (" +
-               std::to_string(least.count) + " bytes, " + part + " of the plain step's " +
-               to_string(plain_peak) + ")")
-        .cure("Raise the budget to that, or make the batch smaller");
-  });
+  if (point == nullptr)
+    detail::throw_infeasible(where, most, points.least().cost.peak + reserve, plain_peak + reserve);
   return make_memory_plan(trace, *point, plain_peak, most);
 }
 
@@ -4890,7 +4916,8 @@ class PlanFollower {
     const std::lock_guard<std::recursive_mutex> lock(tape.mutex);
     has_begun_ = has_ended_ = true;
     if (!outcome_.is_followed) return;
-    const std::size_t first = tape.regions[static_cast<std::size_t>(tape.region)].first_operation;
+    const Region& region = tape.regions[static_cast<std::size_t>(tape.region)];
+    const std::size_t first = region.first_operation;
     const std::size_t ran = tape.operations.size() - first, planned = plan_->operations.size();
     for (std::size_t i = 0; i < ran && i < planned; ++i)
       if (const std::string_view name = tape.operations[first + i].traits->name;
@@ -4898,9 +4925,16 @@ class PlanFollower {
         leave(i, name, "where " + plan_->operations[i].name + " was planned");
         return;
       }
-    if (ran == planned) return mark_transient(tape, first);
-    outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
-                           std::to_string(ran) + " ran"};
+    const std::size_t saved = tape.saved_count - region.first_saved;
+    if (ran != planned)
+      outcome_ = {false, "the plan has " + std::to_string(planned) + " operations, " +
+                             std::to_string(ran) + " ran"};
+    else if (saved > static_cast<std::size_t>(plan_->saved_count))
+      outcome_ = {false, "autograd saved " + std::to_string(saved) + " tensors where " +
+                             std::to_string(plan_->saved_count) +
+                             " were planned: more parameters or inputs require grad"};
+    else
+      mark_transient(tape, first);
   }
 
  private:
@@ -5096,6 +5130,7 @@ class REMAT_VISIBLE StepObserver final : public AllocationListener, public TapeO
     look_for_unused(tape);
     const std::lock_guard lock(mutex_);
     emit(StepTrace::Kind::ended, none);
+    trace_.saved_count = static_cast<std::int64_t>(tape.saved_count);
     trace_.operations.resize(tape.operations.size());
     for (std::size_t i = 0; i < tape.values.size(); ++i) {
       StepTrace::Value& noted = value(static_cast<ValueId>(i));
@@ -16077,7 +16112,7 @@ class Budgeted {
 
   /// Calls the function as a region.
   ///
-  /// @throws ArgumentError  if no plan fits the budget, with the least one that has a plan
+  /// @throws BudgetError  if no plan fits the budget
   template <class... More>
     requires std::is_invocable_r_v<torch::Tensor, Function&, const torch::Tensor&, More&...>
   torch::Tensor operator()(const torch::Tensor& x, More&&... more) {
@@ -16504,6 +16539,7 @@ inline std::string checksum(const MemoryPlan& plan) {
   for (const Bytes bytes : {plan.budget, plan.peak, plan.plain_peak}) print.add(bytes.count);
   for (const double seconds : {plan.recomputed_seconds, plan.forward_seconds}) print.add(seconds);
   print.add(plan.recomputed_count);
+  print.add(plan.saved_count);
   return print.text();
 }
 
@@ -17012,8 +17048,8 @@ StepTrace trace_training_step(Module& model, const torch::Tensor& example, Loss&
 /// @param model    in training mode; a module with forward(tensor)
 /// @param example  an input of the size of a training batch
 /// @param loss     makes a scalar of what forward returned
-/// @throws ArgumentError  if the budget is infeasible, with the least feasible one; if the model is
-/// in eval mode or the loss is no scalar that requires grad
+/// @throws BudgetError  if the budget is infeasible
+/// @throws ArgumentError  if the model is in eval mode or the loss is no scalar that requires grad
 template <class Module, class Loss>
   requires std::derived_from<Module, torch::nn::Module>
 MemoryPlan plan(Module& model, const torch::Tensor& example, Loss&& loss,
