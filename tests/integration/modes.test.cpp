@@ -330,5 +330,11 @@ TEST_CASE("deterministic algorithms are left on and give plain's gradients") {
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
+TEST_CASE("the engine's status is a sentence") {
+  std::ostringstream words;
+  words << remat::engine_status() << "; " << remat::EngineStatus{false, "no stub"};
+  CHECK(words.str() == "checkpointing works; checkpointing is off: no stub");
+}
+
 }  // namespace modes_test
 }  // namespace

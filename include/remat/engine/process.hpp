@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <ostream>
 #include <string>
 
 namespace remat {
@@ -17,6 +18,12 @@ struct EngineStatus {
   bool is_available = false;
   std::string reason;  ///< empty when available
 };
+
+/// Writes "checkpointing works", or why it does not.
+inline std::ostream& operator<<(std::ostream& stream, const EngineStatus& status) {
+  return status.is_available ? stream << "checkpointing works"
+                             : stream << "checkpointing is off: " << status.reason;
+}
 
 /// Counts over the whole process since the start or the last `reset_statistics()`.
 struct Statistics {
