@@ -37,6 +37,7 @@
 #include "remat/nn/holder.hpp"
 #include "remat/nn/model_state.hpp"
 #include "remat/nn/plain.hpp"
+#include "remat/nn/planned_forward.hpp"
 #include "remat/nn/sequential.hpp"
 #include "remat/nn/step_kind.hpp"
 #include "remat/nn/toggle.hpp"

@@ -70,6 +70,7 @@
 //   remat/plan/segment_keeps.hpp
 //   remat/plan/keep_search.hpp
 //   remat/nn/budgeted_run.hpp
+//   remat/nn/planned_forward.hpp
 //   remat/nn/budgeted_toggle.hpp
 //   remat/backbones/backbone.hpp
 //   remat/detail/literal.hpp
@@ -5370,6 +5371,8 @@ namespace remat {
 
 namespace detail {
 
+class PlannedForward;
+
 inline ErrorMessage no_plans(const char* given) {
   return ErrorMessage("remat.budget.module")
       .where("enable_gradient_checkpointing")
@@ -5404,17 +5407,11 @@ class CheckpointToggle {
   /// its output. Inside another checkpointed region the module follows that one.
   ///
   /// @throws ArgumentError  if this module cannot be planned; an infeasible budget shows in forward
-  virtual void enable_gradient_checkpointing(const MemoryBudget& budget) {
-    static_cast<void>(budget);
-    throw ArgumentError(detail::no_plans("a budget"));
-  }
+  void enable_gradient_checkpointing(const MemoryBudget& budget);
   /// Switches checkpointing on by a plan that was made before, see `remat::plan`.
   ///
   /// @throws ArgumentError  if this module cannot be planned
-  virtual void enable_gradient_checkpointing(const MemoryPlan& plan) {
-    static_cast<void>(plan);
-    throw ArgumentError(detail::no_plans("a plan"));
-  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan);
   /// Returns the plan of the last forward within a budget; null without one.
   virtual std::shared_ptr<const MemoryPlan> memory_plan() const { return nullptr; }
   /// Returns whether the last forward ran what was planned, and what was different.
@@ -5454,6 +5451,14 @@ class CheckpointToggle {
   CheckpointToggle() = default;
   CheckpointToggle(const CheckpointToggle&) = default;
   CheckpointToggle& operator=(const CheckpointToggle&) = default;
+
+ private:
+  // Not the two calls with a budget and a plan are virtual, but this: so they, and planning with
+  // them, are compiled only where a program calls them. nn/budgeted_toggle.hpp has them.
+  virtual void enable_planned(std::shared_ptr<detail::PlannedForward> planned, const char* given) {
+    static_cast<void>(planned);
+    throw ArgumentError(detail::no_plans(given));
+  }
 };
 
 namespace detail {
@@ -7308,18 +7313,109 @@ class BudgetedRun {
 
 namespace remat::detail {
 
+/// Runs a module's forward within a budget or by a plan.
+///
+/// Tracing, planning and following a plan are a fifth of what a program with a network would have
+/// to compile. Modules reach them only through this interface, so that a program without budgets
+/// and plans compiles none of it.
+class PlannedForward {
+ public:
+  using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
+
+  PlannedForward() = default;
+  PlannedForward(const PlannedForward&) = delete;
+  PlannedForward& operator=(const PlannedForward&) = delete;
+  virtual ~PlannedForward() = default;
+
+  virtual bool is_set() const = 0;
+  virtual torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x,
+                            const Forward& forward) = 0;
+  /// Returns the plan of the last forward; null before the first.
+  virtual std::shared_ptr<const MemoryPlan> plan() const = 0;
+  /// Says how the last forward kept to its plan.
+  virtual PlanOutcome outcome() const = 0;
+  /// Returns what puts back the present state, while this lives.
+  virtual std::function<void()> remember() = 0;
+  virtual std::shared_ptr<PlannedForward> copy() const = 0;
+};
+
+/// Stands for no budget and no plan.
+///
+/// A class rather than a null pointer: where the interface has one other implementation, GCC calls
+/// that one without looking, and so compiles it.
+class UnplannedForward final : public PlannedForward {
+ public:
+  bool is_set() const override { return false; }
+  torch::Tensor run(torch::nn::Module&, const torch::Tensor& x, const Forward& forward) override {
+    return forward(x);
+  }
+  std::shared_ptr<const MemoryPlan> plan() const override { return nullptr; }
+  PlanOutcome outcome() const override { return {}; }
+  std::function<void()> remember() override {
+    return [] {};
+  }
+  std::shared_ptr<PlannedForward> copy() const override {
+    return std::make_shared<UnplannedForward>();
+  }
+};
+
+/// What a module's forward is planned by: nothing, until a budget or a plan is given.
+///
+/// @par Threads  any call from any thread
+class PlannedForwardSlot {
+ public:
+  PlannedForwardSlot() = default;
+  PlannedForwardSlot(const PlannedForwardSlot& other) : planned_(other.get()->copy()) {}
+  PlannedForwardSlot& operator=(const PlannedForwardSlot& other) {
+    if (this != &other) set(other.get()->copy());
+    return *this;
+  }
+
+  void set(std::shared_ptr<PlannedForward> planned) {
+    const std::lock_guard lock(mutex_);
+    planned_ = std::move(planned);
+  }
+  /// Lets the module go by segments again.
+  void clear() { set(std::make_shared<UnplannedForward>()); }
+
+  bool is_set() const { return get()->is_set(); }
+  std::shared_ptr<const MemoryPlan> plan() const { return get()->plan(); }
+  PlanOutcome outcome() const { return get()->outcome(); }
+
+  torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x,
+                    const PlannedForward::Forward& forward) {
+    return get()->run(module, x, forward);
+  }
+
+  /// Returns what puts back the present state, while this lives.
+  std::function<void()> remember() {
+    const auto planned = get();
+    return [this, planned, put_back = planned->remember()] {
+      put_back();
+      set(planned);
+    };
+  }
+
+ private:
+  // The owner of what is called: another thread may set another one meanwhile.
+  std::shared_ptr<PlannedForward> get() const {
+    const std::lock_guard lock(mutex_);
+    return planned_;
+  }
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<PlannedForward> planned_ = std::make_shared<UnplannedForward>();
+};
+
+}  // namespace remat::detail
+
+namespace remat {
+
+namespace detail {
+
 /// A toggle whose module can be planned: its forward takes one tensor and returns one.
 class BudgetedToggle : public CheckpointToggle {
  public:
-  using CheckpointToggle::enable_gradient_checkpointing;
-  void enable_gradient_checkpointing(const MemoryBudget& budget) override {
-    enable_gradient_checkpointing();
-    budgeted_.set(budget);
-  }
-  void enable_gradient_checkpointing(const MemoryPlan& plan) override {
-    enable_gradient_checkpointing();
-    budgeted_.set(std::make_shared<const MemoryPlan>(plan));
-  }
   std::shared_ptr<const MemoryPlan> memory_plan() const override { return budgeted_.plan(); }
   PlanOutcome plan_outcome() const override { return budgeted_.outcome(); }
 
@@ -7332,10 +7428,50 @@ class BudgetedToggle : public CheckpointToggle {
   }
 
  protected:
-  BudgetedRun budgeted_;
+  PlannedForwardSlot budgeted_;
+
+ private:
+  void enable_planned(std::shared_ptr<PlannedForward> planned, const char*) override {
+    enable_gradient_checkpointing();
+    budgeted_.set(std::move(planned));
+  }
 };
 
-}  // namespace remat::detail
+/// A `BudgetedRun` behind the interface.
+class BudgetedForward final : public PlannedForward {
+ public:
+  explicit BudgetedForward(BudgetedRun::Target target) { run_.set(std::move(target)); }
+  explicit BudgetedForward(const BudgetedRun& run) : run_(run) {}
+
+  bool is_set() const override { return run_.is_set(); }
+  torch::Tensor run(torch::nn::Module& module, const torch::Tensor& x,
+                    const Forward& forward) override {
+    return run_.run(module, x, std::cref(forward));
+  }
+  std::shared_ptr<const MemoryPlan> plan() const override { return run_.plan(); }
+  PlanOutcome outcome() const override { return run_.outcome(); }
+  std::function<void()> remember() override { return run_.remember(); }
+  std::shared_ptr<PlannedForward> copy() const override {
+    return std::make_shared<BudgetedForward>(run_);
+  }
+
+ private:
+  BudgetedRun run_;
+};
+
+}  // namespace detail
+
+inline void CheckpointToggle::enable_gradient_checkpointing(const MemoryBudget& budget) {
+  enable_planned(std::make_shared<detail::BudgetedForward>(budget), "a budget");
+}
+
+inline void CheckpointToggle::enable_gradient_checkpointing(const MemoryPlan& plan) {
+  enable_planned(
+      std::make_shared<detail::BudgetedForward>(std::make_shared<const MemoryPlan>(plan)),
+      "a plan");
+}
+
+}  // namespace remat
 
 namespace remat {
 
@@ -8162,7 +8298,7 @@ class CheckpointedModule : public Base, public ToggleOf<Base> {
 
   void enable_gradient_checkpointing() override {
     is_enabled_ = true;
-    if constexpr (kCanBePlanned) this->budgeted_.set({});
+    if constexpr (kCanBePlanned) this->budgeted_.clear();
   }
   /// A module is one unit, so that every number of segments means one.
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
@@ -8837,7 +8973,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
 
   void set_segment_count(std::optional<std::int64_t> segment_count) {
     is_enabled_ = true;
-    budgeted_.set({});
+    budgeted_.clear();
     planner_.set_segment_count(segment_count);
   }
 
@@ -9030,14 +9166,14 @@ class ChainBackbone : public Backbone {
 
   /// Switches checkpointing on with the policy's own rule.
   void enable_gradient_checkpointing() override {
-    budgeted_.set({});
+    budgeted_.clear();
     chain_->enable_gradient_checkpointing();
   }
   /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
-    budgeted_.set({});
+    budgeted_.clear();
     chain_->enable_gradient_checkpointing(segment_count);
   }
   using Backbone::enable_gradient_checkpointing;

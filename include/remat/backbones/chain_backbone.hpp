@@ -27,14 +27,14 @@ class ChainBackbone : public Backbone {
 
   /// Switches checkpointing on with the policy's own rule.
   void enable_gradient_checkpointing() override {
-    budgeted_.set({});
+    budgeted_.clear();
     chain_->enable_gradient_checkpointing();
   }
   /// Switches checkpointing on with `segment_count` segments; more than units means one per unit.
   ///
   /// @throws ArgumentError  if `segment_count` is below 1
   void enable_gradient_checkpointing(std::int64_t segment_count) override {
-    budgeted_.set({});
+    budgeted_.clear();
     chain_->enable_gradient_checkpointing(segment_count);
   }
   using Backbone::enable_gradient_checkpointing;

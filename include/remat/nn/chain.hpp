@@ -234,7 +234,7 @@ class CheckpointedChainImpl : public torch::nn::Module,
 
   void set_segment_count(std::optional<std::int64_t> segment_count) {
     is_enabled_ = true;
-    budgeted_.set({});
+    budgeted_.clear();
     planner_.set_segment_count(segment_count);
   }
 

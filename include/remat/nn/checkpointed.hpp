@@ -87,7 +87,7 @@ class CheckpointedModule : public Base, public ToggleOf<Base> {
 
   void enable_gradient_checkpointing() override {
     is_enabled_ = true;
-    if constexpr (kCanBePlanned) this->budgeted_.set({});
+    if constexpr (kCanBePlanned) this->budgeted_.clear();
   }
   /// A module is one unit, so that every number of segments means one.
   void enable_gradient_checkpointing(std::int64_t segment_count) override {

@@ -9,15 +9,17 @@
 #include <string>
 #include <string_view>
 
-#include "remat/engine/plan_follower.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/nn.hpp"
 #include "remat/plan/memory_budget.hpp"
 #include "remat/plan/memory_plan.hpp"
+#include "remat/plan/plan_outcome.hpp"
 
 namespace remat {
 
 namespace detail {
+
+class PlannedForward;
 
 inline ErrorMessage no_plans(const char* given) {
   return ErrorMessage("remat.budget.module")
@@ -53,17 +55,11 @@ class CheckpointToggle {
   /// its output. Inside another checkpointed region the module follows that one.
   ///
   /// @throws ArgumentError  if this module cannot be planned; an infeasible budget shows in forward
-  virtual void enable_gradient_checkpointing(const MemoryBudget& budget) {
-    static_cast<void>(budget);
-    throw ArgumentError(detail::no_plans("a budget"));
-  }
+  void enable_gradient_checkpointing(const MemoryBudget& budget);
   /// Switches checkpointing on by a plan that was made before, see `remat::plan`.
   ///
   /// @throws ArgumentError  if this module cannot be planned
-  virtual void enable_gradient_checkpointing(const MemoryPlan& plan) {
-    static_cast<void>(plan);
-    throw ArgumentError(detail::no_plans("a plan"));
-  }
+  void enable_gradient_checkpointing(const MemoryPlan& plan);
   /// Returns the plan of the last forward within a budget; null without one.
   virtual std::shared_ptr<const MemoryPlan> memory_plan() const { return nullptr; }
   /// Returns whether the last forward ran what was planned, and what was different.
@@ -103,6 +99,14 @@ class CheckpointToggle {
   CheckpointToggle() = default;
   CheckpointToggle(const CheckpointToggle&) = default;
   CheckpointToggle& operator=(const CheckpointToggle&) = default;
+
+ private:
+  // Not the two calls with a budget and a plan are virtual, but this: so they, and planning with
+  // them, are compiled only where a program calls them. nn/budgeted_toggle.hpp has them.
+  virtual void enable_planned(std::shared_ptr<detail::PlannedForward> planned, const char* given) {
+    static_cast<void>(planned);
+    throw ArgumentError(detail::no_plans(given));
+  }
 };
 
 namespace detail {
