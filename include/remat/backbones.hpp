@@ -6,6 +6,7 @@
 #include "remat/backbones/convnext.hpp"
 #include "remat/backbones/efficientnet.hpp"
 #include "remat/backbones/family.hpp"
+#include "remat/backbones/initial_weights.hpp"
 #include "remat/backbones/maxvit.hpp"
 #include "remat/backbones/mobilenet_v2.hpp"
 #include "remat/backbones/mobilenet_v3.hpp"

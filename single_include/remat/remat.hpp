@@ -18,6 +18,7 @@
 //   remat/libtorch/optimizer.hpp
 //   remat/amp/grad_scaler.hpp
 //   remat/amp.hpp
+//   remat/backbones/initial_weights.hpp
 //   remat/libtorch/layers.hpp
 //   remat/engine/operator_facts.hpp
 //   remat/engine/operator_traits.hpp
@@ -1475,6 +1476,57 @@ class GradScaler {
 }  // namespace remat::amp
 
 #include <memory>
+
+#include <concepts>
+
+namespace remat {
+
+class Backbone;
+
+/// Whether a backbone begins with published weights; false unless it is made from true.
+///
+/// The reader of weight files is a fifth of what a program with a network would have to compile.
+/// So the wish for weights brings the reader with it, and a program without that wish compiles none
+/// of it.
+class Pretrained {
+ public:
+  Pretrained() = default;
+  // NOLINTNEXTLINE(*-explicit-*): `{.pretrained = true}`
+  Pretrained(bool is_wanted);
+
+  operator bool() const { return load_ != nullptr; }  // NOLINT(*-explicit-*): likewise
+  /// Loads the weights if they are wanted.
+  void load_into(Backbone& backbone) const {
+    if (load_ != nullptr) load_(backbone);
+  }
+
+ private:
+  void (*load_)(Backbone&) = nullptr;
+};
+
+/// The file with whose weights a backbone begins; empty: none. It brings the reader with it, as
+/// `Pretrained` does.
+class WeightsFile {
+ public:
+  WeightsFile() = default;
+  template <std::convertible_to<std::string> Path>
+    requires(!std::same_as<std::remove_cvref_t<Path>, WeightsFile>)
+  WeightsFile(Path&& path);  // NOLINT(*-explicit-*): `{.weights = "net.pth"}`
+
+  operator const std::string&() const { return path_; }  // NOLINT(*-explicit-*): likewise
+  const std::string& path() const { return path_; }
+  bool empty() const { return path_.empty(); }
+  /// Loads the weights if there is a file.
+  void load_into(Backbone& backbone) const {
+    if (!empty()) load_(backbone, path_);
+  }
+
+ private:
+  std::string path_;
+  void (*load_)(Backbone&, const std::string&) = nullptr;
+};
+
+}  // namespace remat
 
 #include <ATen/TensorIndexing.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
@@ -4106,8 +4158,6 @@ class PlainScope {
 };
 
 }  // namespace remat::detail
-
-#include <concepts>
 
 namespace remat {
 
@@ -7479,8 +7529,8 @@ namespace remat {
 ///
 /// A rate that is not set is torchvision's for the model.
 struct BackboneOptions {
-  bool pretrained = false;  ///< load the published weights from torchvision's cache
-  std::string weights{};    ///< load this file; empty: initialise as torchvision does
+  Pretrained pretrained{};  ///< load the published weights from torchvision's cache
+  WeightsFile weights{};    ///< load this file; empty: initialise as torchvision does
   std::int64_t feature_dim =
       0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
   std::int64_t in_channels = 3;  ///< channels of the images
@@ -7617,7 +7667,7 @@ class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
     require(!options_.pretrained || options_.weights.empty(), [&] {
       return ErrorMessage("remat.backbone.options")
           .where(name())
-          .what("pretrained = true and weights = \"" + options_.weights +
+          .what("pretrained = true and weights = \"" + options_.weights.path() +
                 "\" were both given, and at most one is expected");
     });
     check_not_negative("feature_dim", options_.feature_dim, 0);
@@ -11840,14 +11890,25 @@ inline std::filesystem::path published_weights(std::string_view name) {
 
 /// Loads what the options ask for, if they do.
 inline void load_initial_weights(Backbone& backbone) {
-  const BackboneOptions& options = backbone.options();
-  if (options.pretrained)
-    load_backbone_weights(backbone, published_weights(backbone.name()));
-  else if (!options.weights.empty())
-    load_backbone_weights(backbone, options.weights);
+  backbone.options().pretrained.load_into(backbone);
+  backbone.options().weights.load_into(backbone);
 }
 
 }  // namespace detail
+
+inline Pretrained::Pretrained(bool is_wanted) {
+  if (is_wanted)
+    load_ = [](Backbone& backbone) {
+      load_backbone_weights(backbone, detail::published_weights(backbone.name()));
+    };
+}
+
+template <std::convertible_to<std::string> Path>
+  requires(!std::same_as<std::remove_cvref_t<Path>, WeightsFile>)
+WeightsFile::WeightsFile(Path&& path)
+    : path_(std::forward<Path>(path)), load_([](Backbone& backbone, const std::string& file) {
+        load_backbone_weights(backbone, file);
+      }) {}
 
 }  // namespace remat
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "remat/backbones/initial_weights.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/layers.hpp"
 #include "remat/nn/budgeted_toggle.hpp"
@@ -20,8 +21,8 @@ namespace remat {
 ///
 /// A rate that is not set is torchvision's for the model.
 struct BackboneOptions {
-  bool pretrained = false;  ///< load the published weights from torchvision's cache
-  std::string weights{};    ///< load this file; empty: initialise as torchvision does
+  Pretrained pretrained{};  ///< load the published weights from torchvision's cache
+  WeightsFile weights{};    ///< load this file; empty: initialise as torchvision does
   std::int64_t feature_dim =
       0;  ///< 0: the pooled features as they are; else a linear layer named `projection`
   std::int64_t in_channels = 3;  ///< channels of the images
@@ -158,7 +159,7 @@ class Backbone : public torch::nn::Module, public detail::BudgetedToggle {
     require(!options_.pretrained || options_.weights.empty(), [&] {
       return ErrorMessage("remat.backbone.options")
           .where(name())
-          .what("pretrained = true and weights = \"" + options_.weights +
+          .what("pretrained = true and weights = \"" + options_.weights.path() +
                 "\" were both given, and at most one is expected");
     });
     check_not_negative("feature_dim", options_.feature_dim, 0);

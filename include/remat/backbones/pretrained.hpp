@@ -2,13 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "remat/backbones/backbone.hpp"
+#include "remat/backbones/initial_weights.hpp"
 #include "remat/backbones/published.hpp"
 #include "remat/errors.hpp"
 #include "remat/libtorch/tensor.hpp"
@@ -104,13 +108,24 @@ inline std::filesystem::path published_weights(std::string_view name) {
 
 /// Loads what the options ask for, if they do.
 inline void load_initial_weights(Backbone& backbone) {
-  const BackboneOptions& options = backbone.options();
-  if (options.pretrained)
-    load_backbone_weights(backbone, published_weights(backbone.name()));
-  else if (!options.weights.empty())
-    load_backbone_weights(backbone, options.weights);
+  backbone.options().pretrained.load_into(backbone);
+  backbone.options().weights.load_into(backbone);
 }
 
 }  // namespace detail
+
+inline Pretrained::Pretrained(bool is_wanted) {
+  if (is_wanted)
+    load_ = [](Backbone& backbone) {
+      load_backbone_weights(backbone, detail::published_weights(backbone.name()));
+    };
+}
+
+template <std::convertible_to<std::string> Path>
+  requires(!std::same_as<std::remove_cvref_t<Path>, WeightsFile>)
+WeightsFile::WeightsFile(Path&& path)
+    : path_(std::forward<Path>(path)), load_([](Backbone& backbone, const std::string& file) {
+        load_backbone_weights(backbone, file);
+      }) {}
 
 }  // namespace remat
