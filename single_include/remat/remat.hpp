@@ -5653,8 +5653,10 @@ class ModelState {
       rewind();
     } catch (...) {
     }
-    for (const auto& [tensor, version] : std::views::reverse(versions_))
-      impl(tensor)->set_version_counter(version);
+    // Backwards, for a tensor may have been remembered twice: as it was first is how it was.
+    std::for_each(versions_.rbegin(), versions_.rend(), [](const Versioned& versioned) {
+      impl(versioned.first)->set_version_counter(versioned.second);
+    });
     exchange_leaves();
     for (const auto& put_back : switches_) put_back();
     if (std::ranges::all_of(
