@@ -241,7 +241,8 @@ TEST_CASE("a frontier as JSON has every point") {
 }
 
 TEST_CASE("a frontier as SVG closes what it opens, and names plain and the common schedules") {
-  const Frontier& frontier = frontier_of("resnet18");
+  Frontier frontier = frontier_of("resnet18");
+  frontier.points.back().share_of_forward = 0.9;
   const std::string svg = remat::to_svg(frontier);
 
   CHECK(svg.starts_with("<svg "));
@@ -261,6 +262,12 @@ TEST_CASE("a frontier as SVG closes what it opens, and names plain and the commo
       ++open;
   }
   CHECK(open == 0);
+
+  frontier.points.back().share_of_forward = 3;
+  const std::string without_least = remat::to_svg(frontier);
+  CHECK(without_least.find("least: ") == std::string::npos);
+  CHECK(without_least.find("the least, outside of the picture, is " +
+                           remat::to_string(frontier.points.back().peak)) != std::string::npos);
   CHECK(remat::to_svg(Frontier()).ends_with("</svg>\n"));
 }
 

@@ -81,22 +81,31 @@ class LabelPlaces {
 
 /// Draws the frontier as an SVG picture: memory to the right, extra time upwards; the curve of what
 /// budgets get, and the schedules that people compare with, with their names.
+///
+/// Budgets for which more than all of forward runs again, and more than with any of the schedules,
+/// are outside of the picture.
 inline std::string to_svg(const Frontier& frontier) {
   const auto place = [](const FrontierPoint& point, const std::string& name) {
     return ChartPoint{100 * point.fraction_of_plain, 100 * point.share_of_forward,
                       name.empty() ? name : name + ": " + to_string(point.peak)};
   };
+  double most = 1;  // of forward
+  for (const FrontierPoint& point : frontier.points)
+    if (point.is_common) most = std::max(most, point.share_of_forward);
+
   std::vector<ChartPoint> curve, schedules, plain, names;
   for (const FrontierPoint& point : frontier.points) {
     const bool is_plain = point.kind == FrontierPoint::Kind::plain;
-    if (point.kind != FrontierPoint::Kind::segments) curve.push_back(place(point, ""));
+    if (point.kind != FrontierPoint::Kind::segments && point.share_of_forward <= most)
+      curve.push_back(place(point, ""));
     if (is_plain) plain.push_back(place(point, ""));
     if (point.is_common) schedules.push_back(place(point, ""));
     if (is_plain || point.is_common) names.push_back(place(point, point.name));
   }
   std::ranges::reverse(curve);
+  const bool is_least_shown = curve.size() > 1 && frontier.points.back().share_of_forward <= most;
   // First of all, since it has little room.
-  if (curve.size() > 1) names.insert(names.begin(), place(frontier.points.back(), "least"));
+  if (is_least_shown) names.insert(names.begin(), place(frontier.points.back(), "least"));
   std::vector<ChartPoint> dots = schedules;
   dots.insert(dots.end(), plain.begin(), plain.end());
   detail::LabelPlaces places(curve, dots);
@@ -105,7 +114,11 @@ inline std::string to_svg(const Frontier& frontier) {
   SvgChart chart("Memory against time of a training step",
                  {"peak of a step, % of the plain step's"},
                  {"operations that run again, % of forward's time"});
-  chart.set_subtitle("Predicted from one traced step");
+  chart.set_subtitle(
+      "Predicted from one traced step" +
+      (is_least_shown || curve.size() < 2
+           ? std::string()
+           : "; the least, outside of the picture, is " + to_string(frontier.points.back().peak)));
   chart.add(std::move(curve), {.name = "plans for memory budgets", .is_stepped = true});
   const auto style = [](const char* name, const char* color) {
     return ChartStyle{.name = name, .color = color, .has_line = false, .has_markers = true};

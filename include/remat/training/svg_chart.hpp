@@ -264,6 +264,9 @@ class SvgChart {
         if (point.label.empty()) continue;
         const Box box = place_label(point, frame, taken);
         taken.push_back(box);
+        // Where a curve passes behind them, words stay readable.
+        svg += detail::svg_box(box.left - 1, box.top + 1, box.right - box.left + 2,
+                               box.bottom - box.top - 1, "white", 0.75);
         svg +=
             detail::svg_text(box.left, box.bottom - 3, Anchor::start, point.label, {12, "#222222"});
       }

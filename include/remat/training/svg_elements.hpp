@@ -71,9 +71,7 @@ inline std::string svg_text(double x, double y, SvgAnchor anchor, std::string_vi
   constexpr std::array<const char*, 3> kAnchors = {"start", "middle", "end"};
   std::string text = "<text x=\"" + svg_place(x) + "\" y=\"" + svg_place(y) + "\" text-anchor=\"" +
                      kAnchors[static_cast<std::size_t>(anchor)] + "\" font-size=\"" +
-                     svg_place(style.font_size) + "\" fill=\"" + style.color +
-                     // A rim keeps words readable where a curve passes behind them.
-                     "\" stroke=\"white\" stroke-width=\"3\" paint-order=\"stroke\"";
+                     svg_place(style.font_size) + "\" fill=\"" + style.color + "\"";
   if (style.is_bold) text += " font-weight=\"bold\"";
   if (style.is_rotated)
     text += " transform=\"rotate(-90 " + svg_place(x) + " " + svg_place(y) + ")\"";
