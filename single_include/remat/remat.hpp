@@ -1494,6 +1494,7 @@ class Pretrained {
   // NOLINTNEXTLINE(*-explicit-*): `{.pretrained = true}`
   Pretrained(bool is_wanted);
 
+  /// Returns whether they are wanted.
   operator bool() const { return load_ != nullptr; }  // NOLINT(*-explicit-*): likewise
   /// Loads the weights if they are wanted.
   void load_into(Backbone& backbone) const {
@@ -1513,8 +1514,11 @@ class WeightsFile {
     requires(!std::same_as<std::remove_cvref_t<Path>, WeightsFile>)
   WeightsFile(Path&& path);  // NOLINT(*-explicit-*): `{.weights = "net.pth"}`
 
+  /// Returns the file's path.
   operator const std::string&() const { return path_; }  // NOLINT(*-explicit-*): likewise
+  /// Returns the file's path.
   const std::string& path() const { return path_; }
+  /// Returns whether there is no file.
   bool empty() const { return path_.empty(); }
   /// Loads the weights if there is a file.
   void load_into(Backbone& backbone) const {
