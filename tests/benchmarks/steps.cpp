@@ -101,15 +101,6 @@ void step(Competitor& competitor, const Batch& batch) {
   competitor.result.recomputed_operations = statistics.recomputed_operations;
 }
 
-/// Says in a result that there is no plan for the budget, and which is the least one.
-void note_infeasible(StepResult& result, const remat::Error& error) {
-  const std::string text(error.message());
-  std::smatch found;
-  result.is_feasible = false;
-  if (std::regex_search(text, found, std::regex("bytes, ([0-9.]+) of the plain")))
-    result.least_part = std::stod(found[1]);
-}
-
 /// Notes what was known of the steps to come.
 void note_prediction(Competitor& competitor, const SegmentPrediction& prediction) {
   StepResult& result = competitor.result;
@@ -127,13 +118,16 @@ void note_prediction(Competitor& competitor, const SegmentPrediction& prediction
 
 /// Runs two steps, of which the first lets each plan measure its units; compares gradients.
 ///
-/// @param expected  plain's; set by the first competitor
-void check(Competitor& competitor, const Batch& batch, std::vector<torch::Tensor>& expected) {
+/// @param expected        plain's; set by the first competitor
+/// @param plain_peak_mib  of which an infeasible budget's least is a part
+void check(Competitor& competitor, const Batch& batch, std::vector<torch::Tensor>& expected,
+           double plain_peak_mib) {
   try {
     step(competitor, batch);
-  } catch (const remat::ArgumentError& error) {
-    if (error.code() != "remat.budget.infeasible") throw;
-    return note_infeasible(competitor.result, error);
+  } catch (const remat::BudgetError& error) {
+    competitor.result.is_feasible = false;
+    competitor.result.least_part = error.least().mebibytes() / plain_peak_mib;
+    return;
   }
   competitor.result.first_peak_mib = competitor.result.peak_mib;
   step(competitor, batch);
@@ -202,13 +196,14 @@ std::vector<Competitor> make_competitors(const std::string& name, const Settings
       give_gradients(*competitor.model);
     else
       share_parameters(*competitor.model, *competitors[0].model);
-    check(competitor, batch, expected);
+    check(competitor, batch, expected, competitors[0].result.peak_mib);
     if (is_plain) prediction.emplace(*competitor.model, batch.images, batch.labels);
     if (competitor.result.is_feasible && !strategy.has_keep_policy)
       note_prediction(competitor, *prediction);
   }
   for (Competitor& competitor : rotor_competitors(competitors[0], batch, wanted)) {
-    if (competitor.result.is_feasible) check(competitor, batch, expected);
+    if (competitor.result.is_feasible)
+      check(competitor, batch, expected, competitors[0].result.peak_mib);
     competitors.push_back(std::move(competitor));
   }
   return competitors;

@@ -152,6 +152,23 @@ TEST_CASE("a forward that writes a parameter or any other tensor writes it once 
   check_same(make, steps, /*fraction=*/1);
 }
 
+TEST_CASE("a report puts back the parameters that a forward writes") {
+  CheckpointedFree net([](FreeImpl& self, torch::Tensor x) {
+    {
+      const torch::NoGradGuard no_grad;
+      self.slow.mul_(0.9).add_(self.first->weight, 0.1);
+    }
+    return self.second(torch::matmul(torch::tanh(self.first(x)), self.slow));
+  });
+  const torch::Tensor before = net->slow.clone(), graph = net->second->weight.square().sum();
+  const std::int64_t version = net->slow._version();
+  remat::compare_memory(*net, batch(0),
+                        [](const torch::Tensor& output) { return output.square().mean(); });
+  CHECK(torch::equal(net->slow, before));
+  CHECK(net->slow._version() == version);
+  CHECK_NOTHROW(graph.backward());
+}
+
 TEST_CASE("hooks of parameters see the gradients of the user's steps alone") {
   CheckpointedFree net;
   int calls = 0;

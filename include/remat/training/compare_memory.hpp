@@ -143,6 +143,8 @@ inline MemoryReport compare_steps(torch::nn::Module& model, const torch::Tensor&
                                   const MeasuredStep& step, const CompareMemoryOptions& options) {
   require_comparable(model, options);
   ModelState state(model, input);
+  for (const torch::Tensor& parameter : model.parameters())  // a forward may move some
+    if (parameter.defined() && has_plain_storage(parameter)) state.before_write(parameter);
   switch_on(model, options.segments);
   const MeasuredStep plain = [&](const std::function<void()>& before_backward) {
     const PlainScope scope;
