@@ -6304,7 +6304,7 @@ class KeepMoves {
   /// Turns up to three values that lie close together.
   void move(StepPoint& point, Turn turn) {
     changed_.clear();
-    point.transient.resize(turn == Turn::kept ? point.transient.size() : point.kept.size());
+    if (turn == Turn::kept_and_transient) point.transient.resize(point.kept.size());
     const auto count = static_cast<std::int64_t>(candidates_.size());
     const std::int64_t first = uniform(count);
     change(point, turn, candidates_[static_cast<std::size_t>(first)]);
@@ -16743,7 +16743,7 @@ inline std::string checksum(const MemoryPlan& plan) {
   for (const MemoryPlan::Operation& operation : plan.operations)
     for (const MemoryPlan::Result& result : operation.results) {
       print.add(result.is_kept);
-      if (result.is_transient) print.add(std::string_view("transient"));  // old files have none
+      if (result.is_transient) print.add(std::string_view("transient"));  // as in the file
     }
   for (const Bytes bytes : {plan.budget, plan.peak, plan.plain_peak}) print.add(bytes.count);
   for (const double seconds : {plan.recomputed_seconds, plan.forward_seconds}) print.add(seconds);

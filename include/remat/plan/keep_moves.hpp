@@ -38,7 +38,7 @@ class KeepMoves {
   /// Turns up to three values that lie close together.
   void move(StepPoint& point, Turn turn) {
     changed_.clear();
-    point.transient.resize(turn == Turn::kept ? point.transient.size() : point.kept.size());
+    if (turn == Turn::kept_and_transient) point.transient.resize(point.kept.size());
     const auto count = static_cast<std::int64_t>(candidates_.size());
     const std::int64_t first = uniform(count);
     change(point, turn, candidates_[static_cast<std::size_t>(first)]);

@@ -66,7 +66,7 @@ inline std::string checksum(const MemoryPlan& plan) {
   for (const MemoryPlan::Operation& operation : plan.operations)
     for (const MemoryPlan::Result& result : operation.results) {
       print.add(result.is_kept);
-      if (result.is_transient) print.add(std::string_view("transient"));  // old files have none
+      if (result.is_transient) print.add(std::string_view("transient"));  // as in the file
     }
   for (const Bytes bytes : {plan.budget, plan.peak, plan.plain_peak}) print.add(bytes.count);
   for (const double seconds : {plan.recomputed_seconds, plan.forward_seconds}) print.add(seconds);
